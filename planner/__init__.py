@@ -1,0 +1,1 @@
+"""Plans activation checkpointing for PyTorch under a memory limit in bytes."""

@@ -1,0 +1,1 @@
+"""The mechanism: a forward that drops, a backward that replays."""
