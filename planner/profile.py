@@ -77,6 +77,8 @@ class Op(msgspec.Struct, frozen=True):
         replay: "never" where running it again would not give the same bits or would change something outside.
         reason: why `replay` is "never"; empty otherwise.
         inside: made within the model's forward; False for the loss, which is not planned.
+        choices: storages made here that hold indices computed from floating-point values (top-k, arg-max, sampling);
+            they are kept, because another choice on replay would be another model.
         snapshot: positions in `reads` whose storage exists before the step and is changed during it: replaying
             needs a copy from before the call.
     """
@@ -96,6 +98,7 @@ class Op(msgspec.Struct, frozen=True):
     replay: Replay = "plain"
     reason: str = ""
     inside: bool = True
+    choices: tuple[int, ...] = ()
     snapshot: tuple[int, ...] = ()
 
 

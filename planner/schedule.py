@@ -169,6 +169,12 @@ def undroppable(profile: Profile) -> dict[int, str]:
                 reasons[s] = "it is made outside the model's forward"
         if storage.kind == "hidden" and op.random and op.replay == "never":
             reasons[s] = op.reason
+    for op in profile.ops:
+        for s in op.choices:
+            reasons.setdefault(s, f"{op.name}: it holds a choice, which is kept")
+        for read in op.reads:
+            if read.producer < 0 and profile.storages[read.storage].kind == "value":
+                reasons.setdefault(read.storage, f"{op.name} reads it by a tensor that no call returned")
     for i, slot in enumerate(profile.slots):
         if slot.fixed or (slot.producer < 0 and profile.storages[slot.storage].kind == "value"):
             reasons.setdefault(slot.storage, f"slot {i} holds it as it is")

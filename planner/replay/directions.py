@@ -1,0 +1,80 @@
+"""A schedule, turned into what the follower has to do at each operation. Plain data, free of torch."""
+
+from __future__ import annotations
+
+from ..profile import Profile
+from ..schedule import Schedule
+
+KEEP = None
+HIDDEN = -1  # the slot is filled from what the operation saves when it runs again
+
+
+class Direction:
+    """What to do when one operation passes by.
+
+    Attributes:
+        name: the operation's name; another one means that the model took another path.
+        group: number of the group that runs it again; -1 if none does.
+        random: note the generator's state, because it draws from it and runs again.
+        snapshot: positions of the tensor arguments to copy before it runs.
+        dropped_outputs: for each tensor that it returns, whether a replay makes it (else it is kept if needed).
+        slots: for each tensor that it saves: KEEP, or (group, operation, output, read) that fills it, with HIDDEN for
+            the output of one that is only saved; `read` is whether backward is known to read it.
+        captured: positions of its saved tensors that its replay has to deliver.
+    """
+
+    __slots__ = ("captured", "dropped_outputs", "group", "name", "random", "slots", "snapshot")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.group = -1
+        self.random = False
+        self.snapshot: tuple[int, ...] = ()
+        self.dropped_outputs: tuple[bool, ...] = ()
+        self.slots: tuple[tuple[int, int, int, bool] | None, ...] = ()
+        self.captured: tuple[int, ...] = ()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do here but to go on."""
+        return self.group < 0 and not self.slots
+
+
+class Directions:
+    """The directions for every operation inside the model's forward, in order, and the number of groups."""
+
+    __slots__ = ("groups", "ops")
+
+    def __init__(self, ops: tuple[Direction, ...], groups: int) -> None:
+        self.ops = ops
+        self.groups = groups
+
+
+def direct(profile: Profile, schedule: Schedule) -> Directions:
+    """Directions that carry out `schedule`. Only groups that some slot waits for are carried out."""
+    directions = [Direction(op.name) for op in profile.ops if op.inside]
+    slots: list[list[tuple[int, int, int, bool] | None]] = [[] for _ in directions]
+    for slot in profile.slots:
+        if 0 <= slot.op < len(directions) and slot.position >= 0:
+            row = slots[slot.op]
+            row.extend([KEEP] * (slot.position + 1 - len(row)))
+    for number, group in enumerate(schedule.groups):
+        if not group.slots:
+            continue
+        for i in group.ops:
+            op, d = profile.ops[i], directions[i]
+            d.group, d.random, d.snapshot = number, op.random, op.snapshot
+            d.dropped_outputs = tuple(s in schedule.dropped for s in op.output)
+        for index in group.slots:
+            slot = profile.slots[index]
+            read = slot.step >= 0 or not profile.steps  # before backward was measured, every slot may be
+            storage = profile.storages[slot.storage]
+            if storage.kind == "hidden":
+                slots[slot.op][slot.position] = (number, slot.op, HIDDEN, read)
+                directions[slot.op].captured += (slot.position,)
+            else:
+                output = profile.ops[storage.birth].output.index(slot.storage)
+                slots[slot.op][slot.position] = (number, storage.birth, output, read)
+    for d, row in zip(directions, slots, strict=True):
+        d.slots = tuple(row) if any(action is not KEEP for action in row) else ()
+    return Directions(tuple(directions), len(schedule.groups))

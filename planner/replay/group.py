@@ -1,0 +1,222 @@
+"""One group of one step: the calls to run again, and the saved tensors that wait for them.
+
+A group lives as long as autograd holds one of its handles. It is reached from nothing else, and holds only detached
+tensors, so that it goes when the step's graph goes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .calls import call_name, tensors_in, version_of
+
+_LOCK = threading.RLock()  # autograd may run one thread a device; replays are rare and long, one lock will do
+
+
+class Source:
+    """A tensor argument that is kept: from outside the group, or a parameter."""
+
+    __slots__ = ("copied", "needs_grad", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, copied: bool) -> None:
+        self.needs_grad = tensor.requires_grad
+        self.copied = copied
+        if copied:
+            self.tensor = tensor.detach().clone()
+        else:  # detached, or the group would hold the graph that holds the group
+            self.tensor = tensor if tensor.is_leaf else tensor.detach()
+        self.version = version_of(self.tensor)
+
+
+class Ref:
+    """A tensor argument that the group makes again: result number `output` of the group's call number `call`."""
+
+    __slots__ = ("call", "needs_grad", "output")
+
+    def __init__(self, call: int, output: int, needs_grad: bool) -> None:
+        self.call, self.output, self.needs_grad = call, output, needs_grad
+
+
+class Call:
+    """One torch call as it was made, with `Source` and `Ref` in place of tensors."""
+
+    __slots__ = ("args", "autocast", "captured", "function", "grad", "kwargs", "module", "op", "states")
+
+    def __init__(self, op: int, function: Callable[..., Any], args: Any, kwargs: Any, module: str) -> None:
+        self.op, self.function, self.args, self.kwargs, self.module = op, function, args, kwargs, module
+        self.captured: tuple[int, ...] = ()
+        self.grad = torch.is_grad_enabled()
+        self.autocast = autocast_state()
+        self.states: tuple[torch.Tensor, ...] | None = None
+
+
+class Handle:
+    """What autograd holds in place of a dropped tensor: where it will come from, and how it looks into its storage."""
+
+    __slots__ = ("dtype", "group", "key", "offset", "size", "stride", "tensor")
+
+    def __init__(self, group: Group, key: tuple[int, int, int], tensor: torch.Tensor) -> None:
+        self.group, self.key = group, key
+        self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        self.dtype = tensor.dtype
+        self.tensor: torch.Tensor | None = None  # set where the tensor had to stay after all
+
+    def look(self, base: torch.Tensor) -> torch.Tensor:
+        """The saved tensor as a look into the storage of `base`."""
+        if base.dtype == self.dtype:
+            return torch.as_strided(base, self.size, self.stride, self.offset)
+        view = torch.empty(0, dtype=self.dtype, device=base.device)
+        return view.set_(base.untyped_storage(), self.offset, self.size, self.stride)  # type: ignore[call-overload]
+
+
+class Group:
+    """The calls of one group in one step, and the values that a replay left for its slots.
+
+    Keys: (call, output, -1) for what a call returns, (call, position, 0) for what it saves.
+    """
+
+    __slots__ = ("__weakref__", "calls", "expected", "last_use", "observer", "ready")
+
+    def __init__(self, observer: Callable[[Group, bool], None] | None = None) -> None:
+        self.calls: list[Call] = []
+        self.expected: dict[tuple[int, int, int], int] = {}
+        self.last_use: dict[tuple[int, int], int] = {}
+        self.ready: dict[tuple[int, int, int], list[Any]] = {}
+        self.observer = observer  # told before and after a replay, by the profiler
+
+    def fetch(self, handle: Handle) -> torch.Tensor:
+        """The tensor that `handle` stands for; replays the group if it is not there."""
+        with _LOCK:
+            entry = self.ready.get(handle.key)
+            if entry is None:
+                self.expected.setdefault(handle.key, 1)
+                self.replay()
+                entry = self.ready[handle.key]
+            base: torch.Tensor = entry[0]
+            entry[1] -= 1
+            if entry[1] <= 0:
+                del self.ready[handle.key]
+            return handle.look(base)
+
+    def replay(self) -> None:
+        """Run the calls again, in order, and leave what slots wait for in `ready`."""
+        if self.observer is not None:
+            self.observer(self, True)
+        values: dict[tuple[int, int], torch.Tensor] = {}
+        expiring: dict[int, list[tuple[int, int]]] = {}
+        for ref, last in self.last_use.items():
+            expiring.setdefault(last, []).append(ref)
+        states: tuple[torch.Tensor, ...] | None = None
+        try:
+            for index, call in enumerate(self.calls):
+                if call.states is not None:
+                    if states is None:
+                        states = generator_states()
+                    set_generator_states(call.states)
+                self._run(index, call, values)
+                for ref in expiring.get(index, ()):
+                    values.pop(ref, None)
+        finally:
+            if states is not None:
+                set_generator_states(states)
+        if self.observer is not None:
+            self.observer(self, False)
+
+    def _run(self, index: int, call: Call, values: dict[tuple[int, int], torch.Tensor]) -> None:
+        wants_grad = bool(call.captured) and call.grad
+        args = self._restore(call.args, values, wants_grad, call)
+        kwargs = self._restore(call.kwargs, values, wants_grad, call)
+        saved: list[torch.Tensor] = []
+        with torch.set_grad_enabled(wants_grad), Autocast(call.autocast):
+            if call.captured:
+                with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+                    result = call.function(*args, **kwargs)
+            else:
+                result = call.function(*args, **kwargs)
+        del args, kwargs
+        for position in call.captured:
+            key = (index, position, 0)
+            if key in self.expected:
+                self.ready[key] = [saved[position].detach(), self.expected[key]]
+        for output, tensor in enumerate(tensors_in(result)):
+            key = (index, output, -1)
+            waits, used = key in self.expected, self.last_use.get((index, output), index) > index
+            if waits or used:
+                tensor = tensor.detach() if tensor.requires_grad else tensor
+            if used:
+                values[index, output] = tensor
+            if waits:
+                self.ready[key] = [tensor, self.expected[key]]
+
+    def _restore(self, value: Any, values: dict[tuple[int, int], torch.Tensor], grad: bool, call: Call) -> Any:
+        kind = type(value)
+        if kind is Ref:
+            tensor = values[value.call, value.output]
+            return tensor.detach().requires_grad_() if grad and value.needs_grad else tensor
+        if kind is Source:
+            tensor = value.tensor
+            if value.copied:
+                return tensor.clone()
+            if version_of(tensor) != value.version:
+                raise RuntimeError(
+                    f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"a tensor of shape {tuple(tensor.shape)} that {call_name(call.function)} in module "
+                    f"'{call.module}' read is at version {version_of(tensor)}; expected version {value.version}. "
+                    "The planned step computes this operation again in backward; change the tensor after backward."
+                )
+            if grad and value.needs_grad and not tensor.requires_grad:
+                return tensor.detach().requires_grad_()
+            return tensor
+        if kind is tuple or kind is list:
+            return kind(self._restore(v, values, grad, call) for v in value)
+        if kind is dict:
+            return {k: self._restore(v, values, grad, call) for k, v in value.items()}
+        return value
+
+
+def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
+    """Whether autocast is on, and to which type, on the CPU and on the GPU if there is one."""
+    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _autocast_devices())
+
+
+def _autocast_devices() -> tuple[str, ...]:
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
+class Autocast:
+    """Sets autocast as it was; without its cache, whose entries must not outlive the replay."""
+
+    __slots__ = ("_contexts", "_state")
+
+    def __init__(self, state: tuple[tuple[str, bool, torch.dtype], ...]) -> None:
+        self._state = state
+        self._contexts: list[torch.autocast] = []
+
+    def __enter__(self) -> None:
+        for device, enabled, dtype in self._state:
+            if enabled or torch.is_autocast_enabled(device):
+                context = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False)
+                context.__enter__()
+                self._contexts.append(context)
+
+    def __exit__(self, *error: Any) -> None:
+        while self._contexts:
+            self._contexts.pop().__exit__(*error)
+
+
+def generator_states() -> tuple[torch.Tensor, ...]:
+    """States of torch's default generators: the CPU's, and the current GPU's once CUDA is in use."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return (torch.get_rng_state(), torch.cuda.get_rng_state())
+    return (torch.get_rng_state(),)
+
+
+def set_generator_states(states: tuple[torch.Tensor, ...]) -> None:
+    """Put states back that `generator_states` returned."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1])

@@ -1,0 +1,76 @@
+"""A lower bound on the seconds that any plan within the budget has to compute again.
+
+Derivation. Take any decision that keeps the budget. Let d_s be 1 where storage s is dropped, r_i be 1 where operation i
+runs again. (1) A dropped storage with a slot is filled by running again what makes it, what writes into it and what
+returns the slot's tensor: d_s <= r_i. (2) An operation that runs again finds what it reads either kept or computed
+again: if it reads s and s is not dropped, then s is kept until the replay that reads it ends. That replay serves some
+dropped slot whose value depends on i, so it does not end before the first of the steps that read those slots: s is
+live until then, at least (`_earliest_use`). (3) At backward step t, everything kept whose last use is not before t is
+live, and so are what is resident and the step's own gradients and workspace; together they are at most the budget.
+What is being recomputed needs memory too, which is left out: the sum only becomes smaller. (4) The decision costs at
+least the sum of r_i times the seconds of i. So every decision that keeps the budget is a point of this linear program,
+and its minimum is a lower bound. Testing (3) at some of the steps only, and letting variables be fractional, enlarges
+the set of points, so the bound stays valid.
+"""
+
+from __future__ import annotations
+
+from ..problem import Problem
+from .relax import Relaxation
+
+ROWS = 64  # steps at which memory is tested; more make the bound tighter and slower
+
+
+def lower_bound_seconds(problem: Problem) -> float | None:
+    """Seconds that any plan within the budget computes again, at least; None if no plan can keep the budget."""
+    p = problem.profile
+    if not p.steps:
+        return 0.0
+    times = _row_times(problem)
+    stages = len(times)
+
+    def stage(step: int) -> int:
+        """The stage of the last row that is not after `step`: what is needed at `step` is live there."""
+        return min((j for j, t in enumerate(times) if t <= step), default=stages - 1)
+
+    own = tuple(stage(t) if t >= 0 else -1 for t in problem.last_step)
+    earliest = _earliest_use(problem)
+    model = Relaxation(problem, stages, own, lambda i: stage(earliest[i]), problem.candidates)
+    infinity = model.solver.infinity()
+    for j, t in enumerate(times):
+        free = problem.budget_bytes - p.resident_bytes - p.steps[t].peak_bytes
+        model.row(-infinity, free / model.byte_unit, (model.kept[j], 1.0))
+    if not model.solve():
+        return None if model.infeasible else 0.0
+    # The simplex method stops within a tolerance of the optimum; what it may be off by is given away.
+    return max(0.0, (model.solver.Objective().Value() - 1e-6) * model.second_unit)
+
+
+def _row_times(problem: Problem) -> list[int]:
+    """Steps to test, last first: in each of `ROWS` stretches the one with the largest gradients and workspace.
+
+    The first step is always among them, so that there is a row that is not after any step.
+    """
+    steps = problem.profile.steps
+    count = min(ROWS, len(steps))
+    edges = [len(steps) * k // count for k in range(count + 1)]
+    chosen = {max(range(a, b), key=lambda t: (steps[t].peak_bytes, -t)) for a, b in zip(edges, edges[1:], strict=False)}
+    return sorted(chosen | {0}, reverse=True)
+
+
+def _earliest_use(problem: Problem) -> list[int]:
+    """For each operation, the first step that reads a slot whose value depends on it; len(steps) if none does."""
+    ops, m = problem.profile.ops, len(problem.profile.steps)
+    first = [m] * len(ops)
+    by_storage = [m] * len(problem.made)
+    for index, slot in enumerate(problem.profile.slots):
+        i = problem.seed[index]
+        if i >= 0:
+            first[i] = min(first[i], slot.step if slot.step >= 0 else m)
+    # Downstream by storage: a reader, or a later write or view, of a storage depends on whatever touched it.
+    for i in reversed(range(len(ops))):
+        outs = {*ops[i].makes, *ops[i].hides, *ops[i].output, *ops[i].writes}
+        first[i] = min([first[i], *(by_storage[s] for s in outs)])
+        for s in {*outs, *(r.storage for r in ops[i].reads)}:
+            by_storage[s] = min(by_storage[s], first[i])
+    return first

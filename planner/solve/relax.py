@@ -1,0 +1,157 @@
+"""The linear model of keep-or-compute-again, shared by the planner ("budget") and by the lower bound.
+
+Variables, all in [0, 1]: d_s, storage s is dropped; r_i, operation i runs again; k_(s,b), storage s, of no own use to
+backward any more, is kept for operations that are replayed at stage b.
+
+Rows: d_s <= r_i for what makes s, writes into it or fills its slots; r_p >= r_i + d_s - 1 for what i reads of s from p;
+k_(s,b) >= r_i - d_s for every i that reads s; r_i <= d_s where i can only run again if s does.
+
+*Stages* number the moments of backward from the last (0) to the first; what is needed at stage b is live at every
+stage >= b. `kept[j]` is the running sum of kept bytes at stage j, one variable each, so that memory rows stay sparse.
+Bytes are scaled to shares of the budget and seconds to shares of forward, which is what the simplex method likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ortools.linear_solver import pywraplp
+
+from ..problem import Problem
+
+NODES = 40
+GAP = 1e-3
+
+
+class Relaxation:
+    """The model without any memory row.
+
+    Args:
+        problem: what is decided.
+        stages: how many stages there are.
+        own_stage: for each storage, the stage of the last step that reads its slots; -1 if it has none.
+        use_stage: the stage until which a replayed operation surely needs what it reads.
+        may_drop: storages that are free to be dropped; the others are kept.
+        integral: whether each d_s is 0 or 1, solved by branch and bound (SCIP) instead of the simplex method.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        stages: int,
+        own_stage: tuple[int, ...],
+        use_stage: Callable[[int], int],
+        may_drop: tuple[int, ...],
+        *,
+        integral: bool = False,
+    ) -> None:
+        self.problem, self.stages = problem, stages
+        self.own_stage, self.use_stage = own_stage, use_stage
+        self.solver = pywraplp.Solver.CreateSolver("SCIP" if integral else "GLOP")
+        if integral:
+            # Counted work ends the search, not the clock, so that every machine finds the same plan.
+            self.solver.SetSolverSpecificParametersAsString(f"limits/nodes = {NODES}\nlimits/gap = {GAP}")
+        self.byte_unit = float(max(1, problem.budget_bytes))
+        self.second_unit = max(1e-12, sum(problem.cost))
+        self.dropped = {s: self.solver.Var(0.0, 1.0, integral, "") for s in may_drop}
+        self.again: dict[int, pywraplp.Variable] = {}
+        # What each stage adds to the running sum of kept bytes: (variable or None for a constant, bytes).
+        self._terms: list[list[tuple[pywraplp.Variable | None, int]]] = [[] for _ in range(stages)]
+        self._add_makers()
+        self._add_reads()
+        for s in range(len(problem.made)):
+            self._add_kept(s)
+        self._add_sums()
+        objective = self.solver.Objective()
+        for i, var in self.again.items():
+            objective.SetCoefficient(var, problem.cost[i] / self.second_unit)
+        objective.SetMinimization()
+
+    def row(self, low: float, high: float, *terms: tuple[pywraplp.Variable, float]) -> pywraplp.Constraint:
+        """Adds low <= sum of coefficient times variable <= high."""
+        constraint = self.solver.Constraint(low, high)
+        for var, coefficient in terms:
+            constraint.SetCoefficient(var, coefficient)
+        return constraint
+
+    def _op(self, i: int) -> pywraplp.Variable:
+        if i not in self.again:
+            self.again[i] = self.solver.NumVar(0.0, 1.0, "")
+        return self.again[i]
+
+    def _add_makers(self) -> None:
+        p = self.problem
+        for s, d in self.dropped.items():
+            makers = {p.profile.storages[s].birth, *p.touching.get(s, ()), *(p.seed[x] for x in p.slots_of[s])}
+            for i in sorted(makers):
+                self.row(0.0, 1.0, (self._op(i), 1.0), (d, -1.0))
+
+    def _add_reads(self) -> None:
+        """What an operation reads of a dropped storage has to be there again; the list of operations grows meanwhile."""
+        ops, todo, seen = self.problem.profile.ops, sorted(self.again, reverse=True), set(self.again)
+        while todo:
+            i = todo.pop()
+            r = self._op(i)
+            for s in self.problem.needs_dropped[i]:
+                if s in self.dropped:
+                    self.row(0.0, 1.0, (self.dropped[s], 1.0), (r, -1.0))
+                else:
+                    r.SetUb(0.0)
+            for s, producer in sorted({(read.storage, read.producer) for read in ops[i].reads}):
+                if s not in self.dropped or producer < 0 or producer == self.problem.profile.storages[s].birth:
+                    continue
+                self.row(-1.0, 2.0, (self._op(producer), 1.0), (r, -1.0), (self.dropped[s], -1.0))
+                if producer not in seen:
+                    seen.add(producer)
+                    todo.append(producer)
+
+    def _add_kept(self, s: int) -> None:
+        p = self.problem
+        if not p.made[s]:
+            return
+        size, own, d = p.profile.storages[s].bytes, self.own_stage[s], self.dropped.get(s)
+        if p.profile.storages[s].death > len(p.profile.ops):
+            self._terms[0].append((None, size))
+            return
+        if own >= 0:
+            self._terms[own].append((None, size))
+            if d is not None:
+                self._terms[own].append((d, -size))
+        uses: dict[int, list[int]] = {}
+        for i in p.readers[s]:
+            if i in self.again and (own < 0 or self.use_stage(i) < own):
+                uses.setdefault(self.use_stage(i), []).append(i)
+        later: tuple[int, pywraplp.Variable] | None = None
+        for b in sorted(uses):
+            k = self.solver.NumVar(0.0, 1.0, "")
+            for i in uses[b]:
+                extra = [(d, 1.0)] if d is not None else []
+                self.row(0.0, 2.0, (k, 1.0), (self.again[i], -1.0), *extra)
+            self._terms[b].append((k, size))
+            if later is not None:
+                self.row(0.0, 1.0, (k, 1.0), (later[1], -1.0))
+                self._terms[b].append((later[1], -size))
+            later = (b, k)
+        if later is not None and own >= 0:
+            self._terms[own].append((later[1], -size))
+
+    def _add_sums(self) -> None:
+        """kept[j] = kept[j - 1] + what stage j adds."""
+        infinity = self.solver.infinity()
+        self.kept = [self.solver.NumVar(-infinity, infinity, "") for _ in range(self.stages)]
+        for j, terms in enumerate(self._terms):
+            constant = sum(size for var, size in terms if var is None) / self.byte_unit
+            coefficients: dict[int, float] = {}
+            by_index: dict[int, pywraplp.Variable] = {}
+            for var, size in terms:
+                if var is not None:
+                    coefficients[var.index()] = coefficients.get(var.index(), 0.0) - size / self.byte_unit
+                    by_index[var.index()] = var
+            chain = [(self.kept[j], 1.0)] + ([(self.kept[j - 1], -1.0)] if j else [])
+            self.row(constant, constant, *chain, *((by_index[x], c) for x, c in coefficients.items()))
+
+    def solve(self) -> bool:
+        """Runs the solver; True where it found a solution: the optimum, or with integers the best within the limits."""
+        status = self.solver.Solve()
+        self.infeasible = status == pywraplp.Solver.INFEASIBLE
+        return bool(status in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE))

@@ -1,0 +1,198 @@
+"""Measures the backward pass in place: which node runs when, how long, and what its gradients take.
+
+The pass runs under a plan that keeps little (so that it fits where the plain step does not) and with everything that was
+saved or replayed held on to until it can be let go between two measurements. What is left between the marks is what
+backward itself allocates and frees, which no plan changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from ckpt_planner.profile import Step
+from ckpt_planner.replay.directions import Directions
+from ckpt_planner.replay.follow import Follower
+from ckpt_planner.replay.group import Group, Handle
+
+from .meter import Meter
+
+
+class _Kept:
+    """A saved tensor with its number."""
+
+    __slots__ = ("number", "packed")
+
+    def __init__(self, number: int, packed: Any) -> None:
+        self.number, self.packed = number, packed
+
+
+class _Holding(Group):
+    """A group that lets nothing go by itself."""
+
+    __slots__ = ("handed", "last_read", "read")
+
+    def __init__(self, observer: Callable[[Group, bool], None]) -> None:
+        super().__init__(observer)
+        self.handed = self.read = 0
+        self.last_read = -1
+
+    def fetch(self, handle: Handle) -> torch.Tensor:
+        if handle.key not in self.ready:
+            self.expected.setdefault(handle.key, 1)
+            self.replay()
+        base: torch.Tensor = self.ready[handle.key][0]
+        return handle.look(base)
+
+
+class Measurer(Follower):
+    """Follows the forward, then measures the backward. Enter `saving` around forward and loss.
+
+    Attributes:
+        read_at: for each saved tensor in the order of saving, the first and last backward step that read it.
+    """
+
+    def __init__(self, directions: Directions, meter: Meter) -> None:
+        super().__init__(directions)
+        self._meter = meter
+        self._holding: list[_Holding] = []
+        self._held: list[Any] = []
+        self._number = 0
+        self._nodes: list[tuple[str, int, int]] = []
+        self._brackets: list[tuple[int, int, int]] = []
+        self._opened = 0
+        self._gradients: list[tuple[int, int]] = []
+        self._seen: set[int] = set()
+        self.read_at: dict[int, int] = {}
+        self.saving = saved_tensors_hooks(self._pack_outside, self._unpack_outside)
+
+    def __enter__(self) -> Measurer:
+        self._hooks_below = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        super().__enter__()
+        return self
+
+    @property
+    def saved_count(self) -> int:
+        """How many tensors were saved."""
+        return self._number
+
+    # -- forward ----------------------------------------------------------------------------------------------------
+
+    def _group(self, number: int) -> Group:
+        group = self._groups[number]
+        if group is None:
+            holding = _Holding(self._bracket)
+            self._holding.append(holding)
+            group = self._groups[number] = holding
+        return group
+
+    def _keep(self, packed: Any) -> _Kept:
+        kept = _Kept(self._number, packed)
+        self._number += 1
+        if isinstance(packed, Handle):
+            packed.group.handed += 1  # type: ignore[attr-defined]
+        else:
+            self._held.append(packed)
+        return kept
+
+    def _pack(self, tensor: torch.Tensor, slots: Any) -> Any:
+        return self._keep(super()._pack(tensor, slots))
+
+    def _pack_outside(self, tensor: torch.Tensor) -> _Kept:
+        return self._keep(tensor)
+
+    def _unpack(self, packed: Any) -> torch.Tensor:  # type: ignore[override]
+        return self._unpack_outside(packed)
+
+    def _unpack_outside(self, kept: _Kept) -> torch.Tensor:
+        step = len(self._nodes) - 1
+        self.read_at[kept.number] = max(step, self.read_at.get(kept.number, -1))
+        packed = kept.packed
+        tensor = Follower._unpack(packed)
+        if isinstance(packed, Handle) and packed.tensor is None:
+            packed.group.read += 1  # type: ignore[attr-defined]
+            packed.group.last_read = step  # type: ignore[attr-defined]
+        return tensor
+
+    # -- backward ---------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor, parameters: list[torch.nn.Parameter]) -> None:
+        """Differentiate `loss` and measure each node; no gradient is left."""
+        handles = [self._watch(node) for node in _nodes_of(loss)]
+        for parameter in parameters:
+            if parameter.requires_grad:
+                handles.append(parameter.register_post_accumulate_grad_hook(self._take_gradient))
+        self._start = self._meter.mark()
+        loss.backward()
+        self._end = self._meter.mark()
+        for handle in handles:
+            handle.remove()
+
+    def _watch(self, node: Any) -> Any:
+        name = node.name().rsplit("::", 1)[-1]
+        sequence = node._sequence_nr() if hasattr(node, "_sequence_nr") else -1
+
+        def before(_: Any) -> None:
+            self._nodes.append((name, sequence, self._meter.mark()))
+
+        return node.register_prehook(before)
+
+    def _take_gradient(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        parameter.grad = None
+        if gradient is not None and id(parameter) not in self._seen:
+            self._seen.add(id(parameter))
+            size = gradient.untyped_storage().nbytes() if gradient.layout is torch.strided else gradient.numel() * gradient.itemsize
+            self._gradients.append((len(self._nodes) - 1, size))
+
+    def _bracket(self, group: Group, begins: bool) -> None:
+        if begins:
+            self._opened = self._meter.mark()
+            step = len(self._nodes) - 1
+            for other in self._holding:
+                if other is not group and other.read == other.handed and other.last_read < step:
+                    other.ready.clear()
+            return
+        self._brackets.append((len(self._nodes) - 1, self._opened, self._meter.mark()))
+
+    def steps(self) -> tuple[tuple[Step, ...], tuple[int, ...], int, int]:
+        """(steps, sequence number of each, bytes live at the end, bytes of parameter gradients). After the meter."""
+        meter, base = self._meter, self._meter.live(self._start)
+        inside: dict[int, list[tuple[int, int]]] = {}
+        for step, first, last in self._brackets:
+            inside.setdefault(step, []).append((first, last))
+        arriving: dict[int, int] = {}
+        for step, size in self._gradients:
+            arriving[step] = arriving.get(step, 0) + size
+        excluded = gradients = 0
+        found = []
+        for k, (name, _, mark) in enumerate(self._nodes):
+            end = self._nodes[k + 1][2] if k + 1 < len(self._nodes) else self._end
+            live = meter.live(mark) - base - excluded + gradients
+            peak, seconds, at = live, meter.seconds(mark, end), mark
+            for first, last in inside.get(k, ()):
+                peak = max(peak, meter.peak(at, first) - base - excluded + gradients)
+                excluded += meter.live(last) - meter.live(first)
+                seconds -= meter.seconds(first, last)
+                at = last
+            peak = max(peak, meter.peak(at, end) - base - excluded + gradients)
+            gradients += arriving.get(k, 0)
+            found.append(Step(name, -1, max(0.0, seconds), max(0, live), max(0, peak)))
+        left = meter.live(self._end) - base - excluded + gradients
+        return tuple(found), tuple(n[1] for n in self._nodes), max(0, left), gradients
+
+
+def _nodes_of(loss: torch.Tensor) -> list[Any]:
+    """Every node of the graph that leads to `loss`."""
+    seen: dict[Any, None] = {}
+    stack = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen[node] = None
+        stack.extend(function for function, _ in node.next_functions)
+    return list(seen)

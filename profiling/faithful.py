@@ -1,0 +1,116 @@
+"""Finds out, by trying, whether running an operation again gives the same bits.
+
+Each distinct operation (function, shapes, types, options) is run a second time, as a replay would run it, right after
+it ran in forward, and the results are compared bit for bit. Nothing is looked up in a list of functions, except those
+whose result has no meaning before it is written into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ckpt_planner.profile import Replay
+from ckpt_planner.replay.calls import storage_key, tensors_in
+from ckpt_planner.replay.group import generator_states, set_generator_states
+from .meter import Meter
+
+_UNWRITTEN = {"torch.empty", "torch.empty_like", "torch.empty_strided", "Tensor.new_empty", "Tensor.new_empty_strided"}
+
+Verdict = tuple[Replay, str]
+
+
+class Faithful:
+    """Remembers the verdict on each signature."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._verdicts: dict[str, Verdict] = {}
+        self.marks: dict[str, tuple[int, int]] = {}
+
+    def begin(self, signature: str, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Before the operation runs: what the trial needs from that moment. None if there will be no trial."""
+        if signature in self._verdicts:
+            return None
+        if any(isinstance(v, torch.Generator) for v in (*args, *kwargs.values())):
+            self._verdicts[signature] = ("never", "it draws from a torch.Generator of its own")
+            return None
+        if name in _UNWRITTEN:
+            self._verdicts[signature] = ("plain", "")
+            return None
+        base = name.rsplit(".", 1)[-1]
+        in_place = (base.endswith("_") and not base.endswith("__")) or base.startswith("__i") or base == "__setitem__"
+        if in_place or kwargs.get("inplace") is True or kwargs.get("out") is not None:
+            return _copied((args, kwargs))
+        return (args, kwargs)
+
+    def end(
+        self,
+        trial: Any,
+        signature: str,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        states: tuple[torch.Tensor, ...],
+        random: bool,
+        changed: bool,
+    ) -> Verdict:
+        """After the operation ran: run it again as a replay would, and compare."""
+        verdict = self._verdicts.get(signature)
+        if verdict is None:
+            verdict = self._verdicts[signature] = self._try(trial, signature, func, args, kwargs, result, states, changed)
+        return verdict
+
+    def _try(self, trial: Any, signature: str, func: Any, args: Any, kwargs: Any, result: Any, states: Any, changed: bool) -> Verdict:
+        expected = list(tensors_in(result))
+        given = {storage_key(t) for t in tensors_in((args, kwargs))} - {None}
+        if expected and not changed and all(storage_key(t) in given for t in expected):
+            return ("plain", "")  # views: nothing is computed
+        if trial[0] is args and changed:  # it changes an argument on the way (running statistics): not again
+            trial = _copied(trial)
+        now = generator_states()
+        set_generator_states(states)
+        try:
+            with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+                first = self._meter.mark()
+                again = func(*trial[0], **trial[1])
+                self.marks[signature] = (first, self._meter.mark())
+        except Exception as error:  # a replay would fail as well
+            return ("never", f"running it again without gradients failed: {error}".splitlines()[0])
+        finally:
+            set_generator_states(now)
+        found = list(tensors_in(again)) if again is not None else list(tensors_in(trial))
+        if again is None:
+            expected = list(tensors_in((args, kwargs)))
+        if len(found) != len(expected) or not all(map(same_bits, expected, found)):
+            return ("never", "running it again gives other values")
+        return ("plain", "")
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are equal bit for bit, layout included; NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
+        return False
+    if a.layout is not torch.strided:
+        return False
+    with torch.no_grad():
+        if a.stride() != b.stride():
+            return False
+        if torch.equal(a, b):
+            return True
+        return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _copied(value: Any) -> Any:
+    """Arguments with their tensors copied, aliases not kept."""
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            return value.detach().clone()
+    if type(value) in (tuple, list):
+        return type(value)(_copied(v) for v in value)
+    if type(value) is dict:
+        return {k: _copied(v) for k, v in value.items()}
+    return value

@@ -1,0 +1,222 @@
+"""From a model and its inputs to a profile of one training step."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from ckpt_planner.errors import CaptureError, CkptPlannerError
+from ckpt_planner.profile import SCHEMA_VERSION, Op, Profile, Slot, Step, Storage
+from ckpt_planner.replay.calls import storage_key, tensors_in
+from ckpt_planner.replay.directions import direct
+from ckpt_planner.replay.group import generator_states
+from ckpt_planner.schedule import Schedule
+from ckpt_planner.problem import make_problem
+from ckpt_planner.solve.segments import segments_by_bytes
+
+from .backward import Measurer
+from .loss import loss_of
+from .meter import Meter, device_name, make_meter
+from .optimizer import optimizer_memory
+from .record import Recorder
+from .shadow import copied_inputs, shadow, untouched
+from .signature import input_signature, model_structure
+
+# Fitted on a CPU (benchmarks/overhead.py): what one call and one group cost beyond the kernels that run again.
+REPLAY_OP_SECONDS = 6e-6
+REPLAY_GROUP_SECONDS = 12e-6
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+def device_of(model: nn.Module, inputs: Any = ()) -> torch.device:
+    """The device that the budget is about: the parameters', or the inputs' where there are none."""
+    for tensor in (*model.parameters(), *model.buffers(), *tensors_in(inputs)):
+        if tensor.device.type != "meta":
+            return tensor.device
+    return torch.device("cpu")
+
+
+def measure_profile(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    loss_fn: Loss | None = None,
+    optimizer: Any = None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Profile:
+    """Measure one training step of `model`, in the memory of a step that keeps little.
+
+    Two steps are run on a stand-in that shares the parameters' memory: a forward that keeps nothing, which gives the
+    operations, and a step that recomputes in about sqrt(N) segments, which gives the backward pass.
+
+    Args:
+        model: in the mode (train or eval) in which it is to be planned.
+        args, kwargs: the call's arguments.
+        loss_fn: makes the scalar to differentiate from the output; see `loss_of` for the default.
+        optimizer: a `torch.optim.Optimizer`, or a class of one, whose state and working memory count.
+        progress: told the name of each stage.
+
+    Raises:
+        CaptureError: the forward fails, or nothing requires a gradient.
+        UnsupportedModelError: the model cannot be copied.
+    """
+    kwargs = kwargs or {}
+    device = device_of(model, (args, kwargs))
+    meter = make_meter(device)
+    with untouched(), torch.enable_grad():
+        progress("recording the forward pass")
+        draft, sequences = _record(model, args, kwargs, loss_fn, meter, device)
+    dropped = segments_by_bytes(make_problem(draft, 0))
+    with untouched(), torch.enable_grad():
+        progress("measuring the backward pass")
+        profile = _measure_backward(model, args, kwargs, loss_fn, draft, dropped, sequences, device)
+    if optimizer is not None:
+        progress("sizing the optimizer")
+        name, state, workspace = optimizer_memory(optimizer, model, device)
+        profile = msgspec.structs.replace(
+            profile, optimizer=name, optimizer_state_bytes=state, optimizer_workspace_bytes=workspace
+        )
+    return profile
+
+
+def _known(model: nn.Module, args: Any, kwargs: Any) -> list[tuple[str, Any, torch.Tensor]]:
+    known: list[tuple[str, Any, torch.Tensor]] = [(n, "parameter", p) for n, p in model.named_parameters()]
+    known += [(n, "buffer", b) for n, b in model.named_buffers()]
+    known += [(f"input {i}", "input", t) for i, t in enumerate(tensors_in((args, kwargs)))]
+    return known
+
+
+def resident(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> dict[str, int]:
+    """Bytes of parameters, buffers and inputs on the device, each storage once."""
+    sizes, seen = {"parameter": 0, "buffer": 0, "input": 0}, set()
+    for _, kind, tensor in _known(model, args, kwargs):
+        key = storage_key(tensor)
+        if key is None or key in seen or tensor.device != device:
+            continue
+        seen.add(key)
+        sizes[kind] += tensor.untyped_storage().nbytes()
+    return sizes
+
+
+def _call(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    try:
+        return model(*args, **kwargs)
+    except CkptPlannerError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"the forward of {type(model).__name__} failed while it was recorded: {type(error).__name__}: {error}. "
+            "The same call has to work on the plain model."
+        ) from error
+
+
+def _record(
+    model: nn.Module, args: Any, kwargs: Any, loss_fn: Loss | None, meter: Meter, device: torch.device
+) -> tuple[Profile, list[int]]:
+    copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
+    with meter:
+        recorder = Recorder(copy, _known(copy, args, kwargs), meter, device)
+        with recorder:
+            output = _call(copy, args, kwargs)
+            recorder.outside()
+            loss, origin = loss_of(output, loss_fn)
+        storages, ops, slots = recorder.finish()
+        sizes = resident(copy, args, kwargs, device)
+        del output, loss
+    samples: dict[str, list[float]] = {}
+    for op, marks in zip(ops, recorder.marks, strict=True):
+        samples.setdefault(op.signature, []).append(meter.seconds(*marks))
+    for signature, marks in recorder.faithful.marks.items():
+        samples.setdefault(signature, []).append(meter.seconds(*marks))
+    ops = tuple(
+        msgspec.structs.replace(
+            op, seconds=_typical(samples[op.signature]), workspace_bytes=max(0, meter.peak(*marks) - meter.live(marks[0]))
+        )
+        for op, marks in zip(ops, recorder.marks, strict=True)
+    )
+    profile = Profile(
+        schema=SCHEMA_VERSION,
+        model=type(model).__name__,
+        input_signature=input_signature(args, kwargs),
+        structure=model_structure(model),
+        torch_version=str(torch.__version__),
+        device=device_name(device),
+        storages=storages,
+        ops=ops,
+        slots=slots,
+        steps=(),
+        parameter_bytes=sizes["parameter"],
+        buffer_bytes=sizes["buffer"],
+        input_bytes=sizes["input"],
+        gradient_bytes=0,
+        end_live_bytes=0,
+        rng_state_bytes=sum(s.nbytes for s in generator_states() if s.device.type == device.type),
+        replay_op_seconds=REPLAY_OP_SECONDS,
+        replay_group_seconds=REPLAY_GROUP_SECONDS,
+        loss=origin,
+    )
+    return profile, recorder.sequences
+
+
+def _typical(seconds: list[float]) -> float:
+    """The median, or the least of two: the first run of a kernel in a process is often far slower."""
+    ordered = sorted(seconds)
+    return ordered[0] if len(ordered) <= 2 else ordered[len(ordered) // 2]
+
+
+def _measure_backward(
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    loss_fn: Loss | None,
+    draft: Profile,
+    dropped: tuple[int, ...],
+    sequences: list[int],
+    device: torch.device,
+) -> Profile:
+    copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
+    meter = make_meter(device)
+    with meter:
+        measurer = Measurer(direct(draft, Schedule(draft, dropped)), meter)
+        with measurer.saving:
+            start = torch._C._autograd._get_sequence_nr()
+            with measurer:
+                output = _call(copy, args, kwargs)
+            diverged = measurer.diverged
+            loss, _ = loss_of(output, loss_fn)
+        measurer.finish()
+        if diverged is None:
+            inputs = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
+            measurer.backward(loss, [*copy.parameters(), *inputs])
+        del output, loss
+    if diverged is not None or len(measurer_slots := draft.slots) != measurer.saved_count:
+        where = f"operation {diverged[0]}: {diverged[2]} instead of {diverged[1]}" if diverged else (
+            f"{measurer.saved_count} tensors saved for backward instead of {len(measurer_slots)}"
+        )
+        raise CaptureError(
+            f"{type(model).__name__} took another path when it was run a second time from the same state ({where}); "
+            "its forward depends on something outside the model and torch's, Python's and NumPy's random generators."
+        )
+    steps, numbers, end_live, gradients = measurer.steps()
+    boundaries = sequences
+    placed = []
+    for step, number in zip(steps, numbers, strict=True):
+        op = bisect.bisect_right(boundaries, number - start) - 1 if 0 <= number - start and number < (1 << 62) else -1
+        placed.append(Step(step.name, min(op, len(draft.ops) - 1), step.seconds, step.live_bytes, step.peak_bytes))
+    slots = tuple(
+        Slot(s.op, s.position, s.storage, s.producer, measurer.read_at.get(i, -1), s.fixed)
+        for i, s in enumerate(draft.slots)
+    )
+    return msgspec.structs.replace(
+        draft, slots=slots, steps=tuple(placed), gradient_bytes=gradients, end_live_bytes=end_live
+    )
+
+
+__all__ = ["Op", "Storage", "device_of", "measure_profile", "resident"]

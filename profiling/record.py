@@ -1,0 +1,356 @@
+"""Records one eager forward pass as a list of operations, in the memory of inference.
+
+A `TorchFunctionMode` around the model's own forward sees every torch call with its real arguments, and no flag says
+that anything is traced: the path recorded is the one that training takes. What autograd would save is noted and let go,
+so that a model whose plain step does not fit can be recorded all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules import module as hooks
+from torch.overrides import TorchFunctionMode
+
+from ckpt_planner.errors import CaptureError
+from ckpt_planner.profile import Op, Read, Slot, Storage
+from ckpt_planner.replay.calls import (
+    call_name,
+    is_operation,
+    plain_layout,
+    storage_key,
+    storage_ref,
+    tensors_in,
+    version_of,
+)
+from ckpt_planner.replay.group import generator_states
+from .faithful import Faithful, same_bits
+from .meter import Meter
+
+_HERE = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+_PLANNER = str(Path(call_name.__code__.co_filename).parent.parent)
+
+
+class _Saved:
+    """What is noted of a tensor that autograd saves, until its operation has ended."""
+
+    __slots__ = ("bytes", "key", "plain", "ref", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.key = storage_key(tensor)
+        self.plain = self.key is not None and plain_layout(tensor)
+        self.version = version_of(tensor)
+        self.bytes = tensor.untyped_storage().nbytes() if self.key is not None else tensor.numel() * tensor.itemsize
+        self.ref = storage_ref(tensor) if self.key is not None else None
+        self.tensor: torch.Tensor | None = tensor
+
+
+class Recorder(TorchFunctionMode):
+    """Records what a model does. Enter it around the forward pass; `outside()` says that the loss begins.
+
+    Args:
+        model: whose module paths name the operations.
+        known: name and kind of each tensor that exists before the step.
+        meter: entered already.
+        device: where the model computes.
+
+    Attributes:
+        storages, ops, slots: as in `Profile`; the slots' steps are still unknown (-1).
+        marks: the meter's marks before and after each operation.
+    """
+
+    def __init__(self, model: torch.nn.Module, known: list[tuple[str, Any, torch.Tensor]], meter: Meter, device: torch.device):
+        super().__init__()
+        self._meter, self._device = meter, device
+        self._names = {id(m): name for name, m in model.named_modules()}
+        self._storages: list[dict[str, Any]] = []
+        self._index: dict[int, int] = {}
+        self._refs: list[StorageWeakRef | None] = []
+        self._living: list[int] = []
+        self._made: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._writes: dict[int, int] = {}
+        self._path: list[str] = []
+        self._saved: list[_Saved] = []
+        self._busy = False
+        self._sequence = 0
+        self.faithful = Faithful(meter)
+        self._inside = True
+        self._handles: list[Any] = []
+        self.ops: list[Op] = []
+        self.slots: list[Slot] = []
+        self.marks: list[tuple[int, int]] = []
+        self.sequences: list[int] = []
+        self._first_sequence = 0
+        self._slot_versions: list[int] = []
+        self._saving = saved_tensors_hooks(self._pack, self._unpack)
+        for name, kind, tensor in known:
+            if storage_key(tensor) is not None and storage_key(tensor) not in self._index:
+                self._add(tensor.untyped_storage().nbytes(), kind, -1, storage_ref(tensor), name)
+
+    def __enter__(self) -> Recorder:
+        self._handles = [
+            hooks.register_module_forward_pre_hook(self._enter_module),
+            hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        self._saving.__enter__()
+        super().__enter__()
+        self._first_sequence = torch._C._autograd._get_sequence_nr()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._saving.__exit__(*error)
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter_module(self, module: torch.nn.Module, _: Any) -> None:
+        self._path.append(self._names.get(id(module), type(module).__name__))
+
+    def _leave_module(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        if self._path:
+            self._path.pop()
+
+    def outside(self) -> None:
+        """The model's forward has returned; what follows is the loss."""
+        self._inside = False
+
+    def finish(self) -> tuple[tuple[Storage, ...], tuple[Op, ...], tuple[Slot, ...]]:
+        """Everything recorded. Call it when forward and loss have returned and their results are still held."""
+        self._poll()
+        for s in self._living:
+            self._storages[s]["death"] = len(self.ops) + 1
+        for s in self._storages:
+            s.setdefault("death", len(self.ops))
+        final = self._writes
+        slots = [
+            Slot(x.op, x.position, x.storage, x.producer, -1, x.fixed or version != final.get(x.storage, 0))
+            for x, version in zip(self.slots, self._slot_versions, strict=True)
+        ]
+        return tuple(Storage(**s) for s in self._storages), tuple(self._with_snapshots(final)), tuple(slots)
+
+    def _with_snapshots(self, final: dict[int, int]) -> list[Op]:
+        """What exists before the step and changes during it has to be copied for a replay."""
+        done = []
+        for op in self.ops:
+            snapshot = tuple(
+                p for p, r in enumerate(op.reads) if self._storages[r.storage]["birth"] < 0 and r.version != final.get(r.storage, 0)
+            )
+            if sum(self._storages[op.reads[p].storage]["bytes"] for p in snapshot) > _MOST_SNAPSHOT:
+                reason = "it reads a large tensor from outside the model that forward changes"
+                op = _replace(op, replay="never", reason=op.reason or reason)
+                snapshot = ()
+            done.append(_replace(op, snapshot=snapshot))
+        return done
+
+    # -- one call ---------------------------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = call_name(func)
+        if name.endswith(".__get__"):  # a property: free, and mostly no tensor
+            result = func(*args, **kwargs)
+            if result is not None and is_operation(result):
+                self._note(name, args, kwargs, result, None, None)
+            return result
+        self._poll()
+        tensors = [*tensors_in(args), *tensors_in(kwargs)]
+        versions = [version_of(t) for t in tensors]
+        contents = [self._content(t) for t in tensors]
+        signature = self._signature(name, args, kwargs, tensors)
+        trial = self.faithful.begin(signature, name, func, args, kwargs)
+        states = generator_states()
+        self._sequence = torch._C._autograd._get_sequence_nr() - self._first_sequence
+        self._busy = True
+        first = self._meter.mark()
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._busy = False
+        last = self._meter.mark()
+        if not is_operation(result):
+            self._flush(None)
+            return result
+        random = any(not torch.equal(a, b) for a, b in zip(states, generator_states(), strict=True))
+        changed = [
+            i
+            for i, (t, v, c) in enumerate(zip(tensors, versions, contents, strict=True))
+            if version_of(t) != v or (c is not None and not same_bits(c, t))
+        ]
+        verdict = self.faithful.end(trial, signature, func, args, kwargs, result, states, random, bool(changed))
+        self._note(name, args, kwargs, result, (first, last), (tensors, changed, signature, random, verdict))
+        return result
+
+    def _note(self, name: str, args: Any, kwargs: Any, result: Any, marks: Any, details: Any) -> None:
+        if details is None:
+            tensors = [*tensors_in(args), *tensors_in(kwargs)]
+            details = (tensors, [], name, False, ("plain", ""))
+            mark = self._meter.mark()
+            marks = (mark, mark)
+        tensors, changed, signature, random, (replay, reason) = details
+        index = len(self.ops)
+        reads = tuple(self._read(t) for t in tensors)
+        writes = tuple(sorted({reads[i].storage for i in changed}))
+        for s in writes:
+            self._writes[s] = self._writes.get(s, 0) + 1
+        makes, output, choices = [], [], []
+        floating = any(t.is_floating_point() or t.is_complex() for t in tensors)
+        for tensor in tensors_in(result):
+            key = storage_key(tensor)
+            if key is None:
+                s = self._add(tensor.numel() * tensor.itemsize, "value", index, None)
+                replay, reason = "never", f"it returns a {type(tensor).__name__} of layout {tensor.layout}"
+                makes.append(s)
+            elif key in self._index:
+                s = self._index[key]
+            else:
+                s = self._add(tensor.untyped_storage().nbytes(), "value", index, storage_ref(tensor))
+                makes.append(s)
+            if s in makes and floating and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool):
+                choices.append(s)
+            output.append(s)
+            self._made[id(tensor)] = (weakref.ref(tensor), index)
+        hides = self._flush(index, fixed=bool(changed))
+        self.marks.append(marks)
+        self.sequences.append(self._sequence)
+        self.ops.append(
+            Op(
+                name=name,
+                module=self._path[-1] if self._path else "",
+                place=_place(),
+                signature=signature,
+                reads=reads,
+                makes=tuple(makes),
+                hides=hides,
+                writes=writes,
+                output=tuple(output),
+                seconds=0.0,
+                workspace_bytes=0,
+                random=random,
+                replay=replay,
+                reason=reason,
+                inside=self._inside,
+                choices=tuple(choices),
+            )
+        )
+
+    def _content(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A copy of a small tensor from before the step: batch_norm writes its statistics without counting it."""
+        s = self._index.get(storage_key(tensor) or 0)
+        if s is None or self._storages[s]["kind"] not in ("buffer", "constant") or tensor.nbytes > _MOST_SNAPSHOT:
+            return None
+        return tensor.detach().clone()
+
+    def _read(self, tensor: torch.Tensor) -> Read:
+        key = storage_key(tensor)
+        made = self._made.get(id(tensor))
+        producer = made[1] if made is not None and made[0]() is tensor else -1
+        if key is not None and key in self._index:
+            s = self._index[key]
+        else:
+            size = tensor.untyped_storage().nbytes() if key is not None else tensor.numel() * tensor.itemsize
+            s = self._add(size, "constant", -1, storage_ref(tensor) if key is not None else None)
+        return Read(s, producer, self._writes.get(s, 0))
+
+    def _add(self, size: int, kind: Any, birth: int, ref: StorageWeakRef | None, name: str = "") -> int:
+        s = len(self._storages)
+        self._storages.append({"bytes": int(size), "kind": kind, "birth": birth, "name": name})
+        if birth < 0:
+            self._storages[s]["death"] = 0
+        self._refs.append(ref)
+        if ref is not None:
+            self._index[ref.cdata] = s
+            if birth >= 0:
+                self._living.append(s)
+        return s
+
+    def _poll(self) -> None:
+        """Which storages Python has let go of since the last operation."""
+        living = []
+        for s in self._living:
+            ref = self._refs[s]
+            if ref is not None and ref.expired():
+                self._storages[s]["death"] = max(len(self.ops), self._storages[s]["birth"] + 1)
+            else:
+                living.append(s)
+        self._living = living
+
+    # -- what autograd saves ----------------------------------------------------------------------------------------
+
+    def _pack(self, tensor: torch.Tensor) -> int:
+        self._saved.append(_Saved(tensor))
+        if not self._busy:
+            self._flush(None)
+        return 0
+
+    @staticmethod
+    def _unpack(_: int) -> torch.Tensor:
+        raise CaptureError(
+            "the model differentiates inside its own forward (torch.autograd.grad or backward); planning records a "
+            "forward without keeping what that needs. Move the inner gradient out of forward, or plan the part inside it."
+        )
+
+    def _flush(self, index: int | None, fixed: bool = False) -> tuple[int, ...]:
+        """Turn what was saved during operation `index` into slots; None: outside any operation, or by a mere read."""
+        hides: list[int] = []
+        for position, saved in enumerate(self._saved):
+            s = self._index.get(saved.key) if saved.key is not None else None
+            if s is None:
+                s = self._add(saved.bytes, "hidden", index if index is not None else max(0, len(self.ops) - 1), saved.ref)
+                if index is not None:
+                    hides.append(s)
+            storage = self._storages[s]
+            producer = storage["birth"] if storage["kind"] == "value" else -1
+            stays = index is None or not saved.plain or not self._inside or (storage["kind"] == "hidden" and (fixed or s not in hides))
+            op = index if index is not None else max(0, len(self.ops) - 1)
+            self.slots.append(Slot(op, position if index is not None else -1, s, producer, -1, stays))
+            self._slot_versions.append(self._writes.get(s, 0))
+        self._saved.clear()
+        return tuple(hides)
+
+    def _signature(self, name: str, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> str:
+        parts = [name, str(torch.is_grad_enabled()), str(torch.is_autocast_enabled(self._device.type))]
+        parts += [f"{t.dtype}{tuple(t.shape)}{t.stride() if t.layout is torch.strided else t.layout}{t.requires_grad}{t.device}" for t in tensors]
+        parts.append(_plain(args) + _plain(kwargs))
+        return name + "#" + hashlib.blake2b("|".join(parts).encode(), digest_size=6).hexdigest()
+
+
+_MOST_SNAPSHOT = 1 << 20  # bytes: running statistics and counters are far below, caches and tables above
+
+
+def _plain(value: Any) -> str:
+    """The arguments that are no tensors, as text."""
+    if isinstance(value, torch.Tensor):
+        return "T"
+    if isinstance(value, (tuple, list)):
+        return "(" + ",".join(_plain(v) for v in value) + ")"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{_plain(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (int, float, bool, str, slice, torch.dtype, torch.device, type(None), type(...))):
+        return repr(value)
+    return type(value).__name__
+
+
+def _replace(op: Op, **changes: Any) -> Op:
+    return Op(**{**{f: getattr(op, f) for f in op.__struct_fields__}, **changes})
+
+
+def _place() -> str:
+    """The line outside torch and this package that made the call."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _PLANNER, _HERE)):
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

@@ -1,0 +1,132 @@
+"""One real step, plain or planned, on a stand-in for the model: its peak, its time, and what it computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from ckpt_planner.replay.directions import Directions
+from ckpt_planner.replay.follow import Follower
+from ckpt_planner.replay.group import generator_states
+
+from .loss import loss_of
+from .measure import device_of, resident
+from .meter import make_meter
+from .optimizer import stepped
+from .shadow import copied_inputs, shadow, untouched
+
+
+class Rehearsal(msgspec.Struct, frozen=True):
+    """What one step took.
+
+    Attributes:
+        peak_bytes: the most bytes live on the device at any moment, parameters, buffers, inputs and optimizer state
+            included.
+        seconds: wall time of forward and backward.
+        diverged: where the step left the plan, as (operation, expected, found); None if it followed it.
+    """
+
+    peak_bytes: int
+    seconds: float
+    diverged: tuple[int, str, str] | None = None
+
+
+def rehearse(
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    loss_fn: Callable[[Any], torch.Tensor] | None,
+    directions: Directions | None,
+    *,
+    optimizer: Any = None,
+    state_bytes: int = 0,
+    timed_only: bool = False,
+) -> Rehearsal:
+    """Run one step and measure it; the user's model is left as it was.
+
+    Args:
+        model, args, kwargs, loss_fn: as they were profiled.
+        directions: the plan; None for the plain step.
+        optimizer: stepped as well if given, on copies; its state is made first.
+        state_bytes: resident state to add to what is measured where no optimizer is stepped.
+        timed_only: measure the time without the memory events, which cost some.
+    """
+    device = device_of(model, (args, kwargs))
+    with untouched(), torch.enable_grad():
+        copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
+        follower = Follower(directions) if directions is not None else None
+        step = _Step(copy, args, kwargs, loss_fn, follower)
+        if timed_only:
+            _synchronise(device)
+            begin = time.perf_counter()
+            step.run()
+            _synchronise(device)
+            return Rehearsal(0, time.perf_counter() - begin, follower.diverged if follower else None)
+        base = sum(resident(copy, args, kwargs, device).values()) + state_bytes
+        with stepped(optimizer, copy) as (take_step, state):
+            meter = make_meter(device)
+            with meter:
+                first = meter.mark()
+                output = step.run()
+                middle = meter.mark()
+                take_step()
+                last = meter.mark()
+                del output
+            peak = meter.peak(first, last) + base + state
+            return Rehearsal(peak, meter.seconds(first, middle), follower.diverged if follower else None)
+
+
+class _Step:
+    def __init__(self, model: nn.Module, args: Any, kwargs: Any, loss_fn: Any, follower: Follower | None) -> None:
+        self.model, self.args, self.kwargs, self.loss_fn, self.follower = model, args, kwargs, loss_fn, follower
+
+    def run(self) -> Any:
+        if self.follower is None:
+            output = self.model(*self.args, **self.kwargs)
+        else:
+            with self.follower:
+                output = self.model(*self.args, **self.kwargs)
+            self.follower.finish()
+        loss, _ = loss_of(output, self.loss_fn)
+        loss.backward()
+        return output, loss
+
+
+def outcome(
+    model: nn.Module, args: Any, kwargs: Any, loss_fn: Any, directions: Directions | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Run one step from the present state and yield every value that a plan must not change, with its name.
+
+    Loss, the gradients of parameters and inputs, the buffers, and the generators' states after the step.
+    """
+    with untouched(), torch.enable_grad():
+        copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
+        step = _Step(copy, args, kwargs, loss_fn, Follower(directions) if directions is not None else None)
+        _, loss = step.run()
+        states = generator_states()
+    yield "loss", loss.detach()
+    for name, parameter in copy.named_parameters():
+        if parameter.grad is not None:
+            yield f"gradient of {name}", parameter.grad
+    from ckpt_planner.replay.calls import tensors_in
+
+    for i, tensor in enumerate(tensors_in((args, kwargs))):
+        if tensor.grad is not None:
+            yield f"gradient of input {i}", tensor.grad
+    for name, buffer in copy.named_buffers():
+        yield f"buffer {name}", buffer
+    for i, state in enumerate(states):
+        yield f"state of random generator {i}", state
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+

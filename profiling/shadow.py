@@ -1,0 +1,80 @@
+"""A stand-in for the user's model that can be run without leaving a trace on it.
+
+The copy shares the parameters' memory and nothing else: its buffers, its Python attributes, its hooks' bookkeeping and
+its gradients are its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ckpt_planner.errors import UnsupportedModelError
+from ckpt_planner.replay.group import generator_states, set_generator_states
+
+
+def shadow(model: nn.Module) -> nn.Module:
+    """A copy of `model` whose parameters are the same memory and whose everything else is its own.
+
+    Raises:
+        UnsupportedModelError: the model holds something that cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = _alias(parameter)
+    for buffer in model.buffers():
+        if buffer is not None:
+            memo[id(buffer)] = buffer.detach().clone()
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} holds something that cannot be copied ({type(error).__name__}: {error}). Planning "
+            "runs a copy, so that your model is left as it was; give the attribute a __deepcopy__, or set it up in forward."
+        ) from error
+
+
+def _alias(parameter: nn.Parameter) -> nn.Parameter:
+    alias = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    if type(parameter) is not nn.Parameter and type(parameter) is not torch.Tensor:
+        raise UnsupportedModelError(
+            f"a parameter is a {type(parameter).__name__}; planning knows plain parameters only. Plan the model before "
+            "it is sharded or quantised."
+        )
+    alias.__dict__.update(getattr(parameter, "__dict__", {}))
+    return alias
+
+
+def copied_inputs(value: Any) -> Any:
+    """Inputs with each tensor copied, so that in-place work and gradients stay away from the user's."""
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        made = leaf.detach().clone()
+        return made.requires_grad_() if leaf.requires_grad else made
+
+    return pytree.tree_map(one, value)
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Puts the random generators of torch, Python and NumPy back as they were."""
+    states, python = generator_states(), random.getstate()
+    numpy = sys.modules.get("numpy")
+    numbers = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        set_generator_states(states)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(numbers)

@@ -1,0 +1,85 @@
+"""On profiles small enough to try every decision, plans are the cheapest or close, and the bound is below them all."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from ckpt_planner.problem import Judged, Problem, make_problem
+from ckpt_planner.schedule import Schedule
+from ckpt_planner.simulate import simulate
+from ckpt_planner.solve import minimum, solve
+from ckpt_planner.solve.bound import lower_bound_seconds
+from profiles import layered, transformer
+
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)
+
+
+def every_decision(problem: Problem) -> list[Judged]:
+    choices = problem.candidates
+    found = {}
+    for count in range(len(choices) + 1):
+        for wish in combinations(choices, count):
+            judged = problem.judge(wish)
+            found[judged.dropped] = judged
+    return list(found.values())
+
+
+def small(seed: int) -> Problem | None:
+    problem = make_problem(layered(seed, 4 + seed % 7), 0)
+    return problem if 2 <= len(problem.candidates) <= 9 else None
+
+
+SMALL = [seed for seed in range(90) if small(seed)][:40]
+
+
+@pytest.mark.parametrize("seed", SMALL)
+def test_bound_is_below_every_decision(seed: int) -> None:
+    problem = small(seed)
+    assert problem is not None
+    decisions = every_decision(problem)
+    least, most = min(j.peak_bytes for j in decisions), problem.judge(()).peak_bytes
+    for share in SHARES:
+        budget = int(least + share * (most - least))
+        cheapest = min(j.seconds for j in decisions if j.peak_bytes <= budget)
+        bound = lower_bound_seconds(problem.with_budget(budget))
+        assert bound is not None
+        assert bound <= cheapest
+
+
+def test_bound_says_when_no_decision_can_keep_the_budget() -> None:
+    problem = make_problem(transformer(2), 0)
+    assert lower_bound_seconds(problem.with_budget(problem.profile.resident_bytes)) is None
+
+
+def test_plans_are_the_best_of_all_decisions_nearly_always() -> None:
+    asked = missed = 0
+    worst = 1.0
+    for seed in SMALL:
+        problem = small(seed)
+        assert problem is not None
+        decisions = every_decision(problem)
+        least, most = min(j.peak_bytes for j in decisions), problem.judge(()).peak_bytes
+        if minimum(problem.profile).peak_bytes > least:
+            missed += 1
+            continue
+        for share in SHARES:
+            budget = int(least + share * (most - least))
+            cheapest = min(j.seconds for j in decisions if j.peak_bytes <= budget)
+            found = solve(make_problem(problem.profile, budget)).recompute_seconds
+            asked += 1
+            missed += found > cheapest * (1 + 1e-9)
+            worst = max(worst, found / cheapest if cheapest else 1.0)
+    assert asked > 100
+    print(asked, missed, worst)
+    assert missed <= 0.05 * asked
+    assert worst <= 1.5
+
+
+def test_what_is_judged_is_what_the_simulation_says() -> None:
+    profile = transformer(2)
+    problem = make_problem(profile, 0)
+    judged = problem.judge(problem.candidates)
+    schedule = Schedule(profile, judged.dropped)
+    assert judged.timeline == simulate(profile, schedule)
+    assert judged.seconds == schedule.recompute_seconds
