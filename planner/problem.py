@@ -93,7 +93,9 @@ class Problem:
         """For each operation, the storages that must be computed again if it is: older versions read, writes."""
         found = []
         for op in self.profile.ops:
-            old = {r.storage for p, r in enumerate(op.reads) if p not in op.snapshot and r.version != self.final[r.storage]}
+            old = {
+                r.storage for p, r in enumerate(op.reads) if p not in op.snapshot and r.version != self.final[r.storage]
+            }
             found.append(tuple(sorted(old | {s for s in op.writes if self.made[s]})))
         return tuple(found)
 

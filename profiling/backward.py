@@ -16,13 +16,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from ckpt_planner.profile import Step
 from ckpt_planner.replay.directions import Directions
 from ckpt_planner.replay.follow import Follower
-from ckpt_planner.replay.group import Group, Handle
+from ckpt_planner.replay.group import Group, Handle, Kept
 
 from .meter import Meter
 
 
-class _Kept:
-    """A saved tensor with its number."""
+class _Numbered:
+    """A saved tensor, or what stands in for it, with its number."""
 
     __slots__ = ("number", "packed")
 
@@ -89,8 +89,8 @@ class Measurer(Follower):
             group = self._groups[number] = holding
         return group
 
-    def _keep(self, packed: Any) -> _Kept:
-        kept = _Kept(self._number, packed)
+    def _keep(self, packed: Any) -> _Numbered:
+        kept = _Numbered(self._number, packed)
         self._number += 1
         if isinstance(packed, Handle):
             packed.group.handed += 1  # type: ignore[attr-defined]
@@ -101,18 +101,18 @@ class Measurer(Follower):
     def _pack(self, tensor: torch.Tensor, slots: Any) -> Any:
         return self._keep(super()._pack(tensor, slots))
 
-    def _pack_outside(self, tensor: torch.Tensor) -> _Kept:
-        return self._keep(tensor)
+    def _pack_outside(self, tensor: torch.Tensor) -> _Numbered:
+        return self._keep(Kept(tensor))
 
     def _unpack(self, packed: Any) -> torch.Tensor:  # type: ignore[override]
         return self._unpack_outside(packed)
 
-    def _unpack_outside(self, kept: _Kept) -> torch.Tensor:
+    def _unpack_outside(self, numbered: _Numbered) -> torch.Tensor:
         step = len(self._nodes) - 1
-        self.read_at[kept.number] = max(step, self.read_at.get(kept.number, -1))
-        packed = kept.packed
+        self.read_at[numbered.number] = max(step, self.read_at.get(numbered.number, -1))
+        packed = numbered.packed
         tensor = Follower._unpack(packed)
-        if isinstance(packed, Handle) and packed.tensor is None:
+        if isinstance(packed, Handle) and packed.kept is None:
             packed.group.read += 1  # type: ignore[attr-defined]
             packed.group.last_read = step  # type: ignore[attr-defined]
         return tensor
@@ -128,6 +128,9 @@ class Measurer(Follower):
         self._start = self._meter.mark()
         loss.backward()
         self._end = self._meter.mark()
+        self._held.clear()
+        for group in self._holding:
+            group.ready.clear()
         for handle in handles:
             handle.remove()
 

@@ -60,7 +60,20 @@ class Builder:
         hidden = [self._storage(h, "hidden", i) for h in hides]
         made = () if in_place else (self._storage(size, "value", i),)
         out = Tensor(reads[0].storage if in_place else made[0], i)
-        self._append(name, module, reads, made, tuple(hidden), out, seconds, size + sum(hides) + workspace, random, inside, never, in_place)
+        self._append(
+            name,
+            module,
+            reads,
+            made,
+            tuple(hidden),
+            out,
+            seconds,
+            size + sum(hides) + workspace,
+            random,
+            inside,
+            never,
+            in_place,
+        )
         kept = list(saves or ()) + ([out] if saves_output else []) + [Tensor(h, -1) for h in hidden]
         self.saved.append(kept)
         if in_place:
@@ -98,7 +111,9 @@ class Builder:
         for s, (size, kind, birth) in enumerate(zip(self.sizes, self.kinds, self.births, strict=True)):
             death = n + 1 if birth < 0 else birth + 1 if kind == "hidden" else min(last[s] + 2, n)
             storages.append(Storage(size, kind, birth, self.deaths.get(s, death), self.names[s]))  # type: ignore[arg-type]
-        totals = {k: sum(z for z, kind in zip(self.sizes, self.kinds, strict=True) if kind == k) for k in set(self.kinds)}
+        totals = {
+            k: sum(z for z, kind in zip(self.sizes, self.kinds, strict=True) if kind == k) for k in set(self.kinds)
+        }
         return Profile(
             schema=SCHEMA_VERSION, model="made up", input_signature="", structure="", torch_version="", device="cpu",
             storages=tuple(storages), ops=tuple(self.ops), slots=tuple(slots), steps=tuple(steps),
@@ -128,7 +143,9 @@ class Builder:
         return steps, slots, sum(live.values())
 
 
-def transformer(layers: int, *, width: int = 256, tokens: int = 2048, vocabulary: int = 8192, heads: int = 4) -> Profile:
+def transformer(
+    layers: int, *, width: int = 256, tokens: int = 2048, vocabulary: int = 8192, heads: int = 4
+) -> Profile:
     """A GPT of `layers` identical blocks, fp32; times are those of a machine of 100 GFLOP/s and 10 GB/s."""
     b, unit, t = Builder(), 4 * width * tokens, 256
 
@@ -145,17 +162,40 @@ def transformer(layers: int, *, width: int = 256, tokens: int = 2048, vocabulary
     x = b.op("embedding", "wte", [ids, weights(vocabulary, width)], unit, stream(unit), saves=[ids])
     for layer in range(layers):
         m = f"h.{layer}"
-        y = b.op("layer_norm", f"{m}.ln_1", [x, weights(2, width)], unit, stream(3 * unit), saves=[x], hides=(4 * tokens, 4 * tokens))
-        qkv = b.op("linear", f"{m}.attn.c_attn", [y, weights(width, 3 * width)], 3 * unit, matmul(width, 3 * width), saves=[y])
-        parts = [b.view("transpose", f"{m}.attn", b.view("view", f"{m}.attn", b.view("split", f"{m}.attn", qkv))) for _ in range(3)]
+        y = b.op(
+            "layer_norm",
+            f"{m}.ln_1",
+            [x, weights(2, width)],
+            unit,
+            stream(3 * unit),
+            saves=[x],
+            hides=(4 * tokens, 4 * tokens),
+        )
+        qkv = b.op(
+            "linear", f"{m}.attn.c_attn", [y, weights(width, 3 * width)], 3 * unit, matmul(width, 3 * width), saves=[y]
+        )
+        parts = [
+            b.view("transpose", f"{m}.attn", b.view("view", f"{m}.attn", b.view("split", f"{m}.attn", qkv)))
+            for _ in range(3)
+        ]
         a = b.op("sdpa", f"{m}.attn", parts, unit, 4 * tokens * t * width / 1e11, saves=parts, saves_output=True,
                  hides=(4 * tokens * heads,), workspace=unit)  # fmt: skip
         a = b.op("contiguous", f"{m}.attn", [b.view("transpose", f"{m}.attn", a)], unit, stream(2 * unit))
         a = b.op("linear", f"{m}.attn.c_proj", [a, weights(width, width)], unit, matmul(width, width), saves=[a])
         a = b.op("dropout", f"{m}.attn.resid_dropout", [a], unit, stream(3 * unit), hides=(unit // 4,), random=True)
         x = b.op("add", m, [x, a], unit, stream(3 * unit))
-        y = b.op("layer_norm", f"{m}.ln_2", [x, weights(2, width)], unit, stream(3 * unit), saves=[x], hides=(4 * tokens, 4 * tokens))
-        y = b.op("linear", f"{m}.mlp.c_fc", [y, weights(width, 4 * width)], 4 * unit, matmul(width, 4 * width), saves=[y])
+        y = b.op(
+            "layer_norm",
+            f"{m}.ln_2",
+            [x, weights(2, width)],
+            unit,
+            stream(3 * unit),
+            saves=[x],
+            hides=(4 * tokens, 4 * tokens),
+        )
+        y = b.op(
+            "linear", f"{m}.mlp.c_fc", [y, weights(width, 4 * width)], 4 * unit, matmul(width, 4 * width), saves=[y]
+        )
         half = b.op("mul", f"{m}.mlp.act", [y], 4 * unit, stream(8 * unit))
         power = b.op("pow", f"{m}.mlp.act", [y], 4 * unit, stream(8 * unit), saves=[y])
         inner = b.op("add", f"{m}.mlp.act", [y, power], 4 * unit, stream(12 * unit))
@@ -164,24 +204,39 @@ def transformer(layers: int, *, width: int = 256, tokens: int = 2048, vocabulary
         y = b.op("linear", f"{m}.mlp.c_proj", [y, weights(4 * width, width)], unit, matmul(4 * width, width), saves=[y])
         y = b.op("dropout", f"{m}.mlp.dropout", [y], unit, stream(3 * unit), hides=(unit // 4,), random=True)
         x = b.op("add", m, [x, y], unit, stream(3 * unit))
-    x = b.op("layer_norm", "ln_f", [x, weights(2, width)], unit, stream(3 * unit), saves=[x], hides=(4 * tokens, 4 * tokens))
-    logits = b.op("linear", "lm_head", [x, weights(width, vocabulary)], 4 * tokens * vocabulary, matmul(width, vocabulary), saves=[x])
-    loss = b.op("cross_entropy", "", [logits], 4, stream(8 * tokens * vocabulary), hides=(4 * tokens * vocabulary,), inside=False)
+    x = b.op(
+        "layer_norm", "ln_f", [x, weights(2, width)], unit, stream(3 * unit), saves=[x], hides=(4 * tokens, 4 * tokens)
+    )
+    logits = b.op(
+        "linear",
+        "lm_head",
+        [x, weights(width, vocabulary)],
+        4 * tokens * vocabulary,
+        matmul(width, vocabulary),
+        saves=[x],
+    )
+    loss = b.op(
+        "cross_entropy",
+        "",
+        [logits],
+        4,
+        stream(8 * tokens * vocabulary),
+        hides=(4 * tokens * vocabulary,),
+        inside=False,
+    )
     b.hold(logits, len(b.ops) + 1)
     b.hold(loss, len(b.ops) + 1)
     return b.build()
 
 
 def layered(seed: int, size: int, *, kinds: bool = True) -> Profile:
-    """A random graph of `size` operations: skips, views, hidden storages, in-place writes, operations that never replay."""
+    """A random graph of `size` operations: skips, views, hidden storages, in-place writes, calls that never replay."""
     rng = random_module.Random(seed)
     b = Builder()
     values = [b.external(MB, "input")]
     weight = b.external(rng.randint(1, 4) * MB)
-    written: set[int] = set()
     for i in range(size):
         reads = [rng.choice(values[-4:]), *([rng.choice(values)] if rng.random() < 0.3 else [])]
-        reads = [r for r in reads if r.storage not in written or r.producer == max(v.producer for v in values if v.storage == r.storage)] or [values[-1]]
         roll, module = rng.random() if kinds else 1.0, f"layer.{i // 4}"
         if roll < 0.12 and reads[0].producer >= 0:
             values.append(b.view("view", module, reads[0]))
@@ -191,7 +246,6 @@ def layered(seed: int, size: int, *, kinds: bool = True) -> Profile:
             saved_already = any(t.storage == reads[0].storage for kept in b.saved for t in kept)
             if not saved_already:
                 out = b.op("relu_", module, reads[:1], 0, seconds, in_place=True, saves_output=rng.random() < 0.7)
-                written.add(out.storage)
                 values = [v for v in values if v.storage != out.storage] + [out]
                 continue
         saves = [r for r in reads if rng.random() < 0.7]

@@ -52,7 +52,9 @@ def test_the_same_plan_whatever_was_solved_before() -> None:
 
 def test_segments_need_no_backward_pass() -> None:
     full = transformer(6)
-    slots = tuple(type(slot)(slot.op, slot.position, slot.storage, slot.producer, -1, slot.fixed) for slot in full.slots)
+    slots = tuple(
+        type(slot)(slot.op, slot.position, slot.storage, slot.producer, -1, slot.fixed) for slot in full.slots
+    )
     forward_only = type(full)(**{**{f: getattr(full, f) for f in full.__struct_fields__}, "slots": slots, "steps": ()})
     dropped = segments_by_bytes(forward_only)
     assert dropped == segments_by_bytes(full)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from ckpt_planner.problem import make_problem
 from ckpt_planner.schedule import Schedule
 from ckpt_planner.solve.blocks import block_cuts, block_of_ops, solve_all
@@ -39,7 +41,7 @@ def test_segments_are_balanced_on_bytes() -> None:
     problem = make_problem(transformer(8), 0)
     saved, cuts = saved_before(problem), balanced_cuts(problem, 4)
     edges = (0, *cuts, len(problem.profile.ops))
-    parts = [saved[b] - saved[a] for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [saved[b] - saved[a] for a, b in pairwise(edges)]
     assert len(parts) == 4
     assert max(parts) < 1.5 * saved[-1] / 4
     assert len(Schedule(problem.profile, inside_segments(problem, cuts)).groups) == 4

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from .calls import call_name, is_operation, plain_layout, storage_key, storage_ref, tensors_in
 from .directions import HIDDEN, Direction, Directions
-from .group import Call, Group, Handle, Ref, Source, generator_states
+from .group import Call, Group, Handle, Kept, Ref, Source, generator_states
 
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -139,7 +139,7 @@ class Follower(TorchFunctionMode):
     def _pack(self, tensor: torch.Tensor, slots: Iterator[tuple[int, Any]]) -> Any:
         position, action = next(slots, (0, None))
         if action is None or storage_key(tensor) is None or not plain_layout(tensor):
-            return tensor
+            return Kept(tensor)
         number, op, output, read = action
         group = self._group(number)
         if output == HIDDEN:
@@ -147,13 +147,13 @@ class Follower(TorchFunctionMode):
         filling = self._filling.get((op, output))
         if filling is not None:
             same = filling[0].cdata == storage_key(tensor)
-            return self._hand(group, (filling[1], output, -1), tensor, read) if same else tensor
+            return self._hand(group, (filling[1], output, -1), tensor, read) if same else Kept(tensor)
         if op == self.position:  # it is a result of this very call, which has not returned yet
             handle = self._hand(group, (len(group.calls) - 1, output, -1), tensor, read)
-            handle.tensor = tensor
+            handle.kept = Kept(tensor)
             self._unsettled.append((handle, output))
             return handle
-        return tensor
+        return Kept(tensor)
 
     def _hand(self, group: Group, key: tuple[int, int, int], tensor: torch.Tensor, read: bool) -> Handle:
         if read:
@@ -163,10 +163,10 @@ class Follower(TorchFunctionMode):
     def _settle(self) -> None:
         """Let the tensors go whose calls have returned what was expected of them."""
         for handle, output in self._unsettled:
-            assert handle.tensor is not None
+            assert handle.kept is not None
             filling = self._filling.get((self.position, output))
-            if filling is not None and filling[0].cdata == storage_key(handle.tensor):
-                handle.tensor = None
+            if filling is not None and filling[0].cdata == storage_key(handle.kept.tensor):
+                handle.kept = None
         self._unsettled.clear()
 
     def finish(self) -> None:
@@ -179,8 +179,8 @@ class Follower(TorchFunctionMode):
 
     @staticmethod
     def _unpack(packed: Any) -> torch.Tensor:
-        if isinstance(packed, torch.Tensor):
-            return packed
-        if packed.tensor is not None:
-            return cast(torch.Tensor, packed.tensor)
+        if isinstance(packed, Kept):
+            return packed.value()
+        if packed.kept is not None:
+            return cast(torch.Tensor, packed.kept.value())
         return cast(torch.Tensor, packed.group.fetch(packed))

@@ -57,13 +57,13 @@ class Call:
 class Handle:
     """What autograd holds in place of a dropped tensor: where it will come from, and how it looks into its storage."""
 
-    __slots__ = ("dtype", "group", "key", "offset", "size", "stride", "tensor")
+    __slots__ = ("dtype", "group", "kept", "key", "offset", "size", "stride")
 
     def __init__(self, group: Group, key: tuple[int, int, int], tensor: torch.Tensor) -> None:
         self.group, self.key = group, key
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         self.dtype = tensor.dtype
-        self.tensor: torch.Tensor | None = None  # set where the tensor had to stay after all
+        self.kept: Kept | None = None  # set where the tensor had to stay after all
 
     def look(self, base: torch.Tensor) -> torch.Tensor:
         """The saved tensor as a look into the storage of `base`."""
@@ -71,6 +71,30 @@ class Handle:
             return torch.as_strided(base, self.size, self.stride, self.offset)
         view = torch.empty(0, dtype=self.dtype, device=base.device)
         return view.set_(base.untyped_storage(), self.offset, self.size, self.stride)  # type: ignore[call-overload]
+
+
+class Kept:
+    """A saved tensor that stays, where a hook stands between autograd and it.
+
+    Autograd does not check versions of what a hook gives back, so it is done here. An output must not be held as the
+    variable that it is: its node holds the hook's result, which would hold the variable, which holds its node.
+    """
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor if tensor.is_leaf else tensor.detach()
+        self.version = version_of(tensor)
+
+    def value(self) -> torch.Tensor:
+        """The tensor, if nobody wrote into it since it was saved."""
+        if version_of(self.tensor) != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a saved "
+                f"tensor of shape {tuple(self.tensor.shape)} is at version {version_of(self.tensor)}; expected version "
+                f"{self.version} instead."
+            )
+        return self.tensor
 
 
 class Group:
@@ -133,15 +157,15 @@ class Group:
         saved: list[torch.Tensor] = []
         with torch.set_grad_enabled(wants_grad), Autocast(call.autocast):
             if call.captured:
-                with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+                # The list takes detached tensors and the hook gives nothing back, or the little graph would hold itself.
+                with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.detach()), lambda t: t):
                     result = call.function(*args, **kwargs)
             else:
                 result = call.function(*args, **kwargs)
-        del args, kwargs
         for position in call.captured:
             key = (index, position, 0)
             if key in self.expected:
-                self.ready[key] = [saved[position].detach(), self.expected[key]]
+                self.ready[key] = [saved[position], self.expected[key]]
         for output, tensor in enumerate(tensors_in(result)):
             key = (index, output, -1)
             waits, used = key in self.expected, self.last_use.get((index, output), index) > index

@@ -31,7 +31,9 @@ class SolveStatus(enum.Enum):
     OPTIMAL = "Proven to cost the least within the budget, to 0.1 %."
     FEASIBLE = "Keeps the budget; a cheaper plan may exist."
     NOTHING_TO_DO = "The plain step fits; nothing is recomputed."
-    INFEASIBLE = "The budget cannot be kept by this strategy; the plan is the one with the smallest peak that was found."
+    INFEASIBLE = (
+        "The budget cannot be kept by this strategy; the plan is the one with the smallest peak that was found."
+    )
 
 
 class Solution(msgspec.Struct, frozen=True):
@@ -98,7 +100,7 @@ def minimum(profile: Profile) -> Solution:
 
 
 def segments_by_bytes(profile: Profile, count: int | None = None) -> tuple[int, ...]:
-    """The storages to drop when forward is cut into `count` segments of equal saved bytes, about sqrt of all by default.
+    """The storages to drop when forward is cut into `count` segments of equal saved bytes; Chen's count by default.
 
     Needs no backward pass: the profile may have no steps.
     """

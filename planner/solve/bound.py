@@ -7,7 +7,9 @@ again: if it reads s and s is not dropped, then s is kept until the replay that 
 dropped slot whose value depends on i, so it does not end before the first of the steps that read those slots: s is
 live until then, at least (`_earliest_use`). (3) At backward step t, everything kept whose last use is not before t is
 live, and so are what is resident and the step's own gradients and workspace; together they are at most the budget.
-What is being recomputed needs memory too, which is left out: the sum only becomes smaller. (4) The decision costs at
+A dropped storage is live, too, from the first to the last of the steps that read its slots: it is
+filled before the first and let go after the last. What else is being recomputed needs memory as well, which is left
+out: the sum only becomes smaller. (4) The decision costs at
 least the sum of r_i times the seconds of i. So every decision that keeps the budget is a point of this linear program,
 and its minimum is a lower bound. Testing (3) at some of the steps only, and letting variables be fractional, enlarges
 the set of points, so the bound stays valid.
@@ -15,10 +17,12 @@ the set of points, so the bound stays valid.
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 from ..problem import Problem
 from .relax import Relaxation
 
-ROWS = 64  # steps at which memory is tested; more make the bound tighter and slower
+ROWS = 200  # steps at which memory is tested; more make the bound tighter and slower
 
 
 def lower_bound_seconds(problem: Problem) -> float | None:
@@ -26,7 +30,8 @@ def lower_bound_seconds(problem: Problem) -> float | None:
     p = problem.profile
     if not p.steps:
         return 0.0
-    times = _row_times(problem)
+    spans = _spans(problem)
+    times = _row_times(problem, spans)
     stages = len(times)
 
     def stage(step: int) -> int:
@@ -39,22 +44,41 @@ def lower_bound_seconds(problem: Problem) -> float | None:
     infinity = model.solver.infinity()
     for j, t in enumerate(times):
         free = problem.budget_bytes - p.resident_bytes - p.steps[t].peak_bytes
-        model.row(-infinity, free / model.byte_unit, (model.kept[j], 1.0))
+        waiting = [
+            (model.dropped[s], p.storages[s].bytes / model.byte_unit)
+            for s, (first, last) in spans.items()
+            if first <= t <= last
+        ]
+        model.row(-infinity, free / model.byte_unit, (model.kept[j], 1.0), *waiting)
     if not model.solve():
         return None if model.infeasible else 0.0
     # The simplex method stops within a tolerance of the optimum; what it may be off by is given away.
-    return max(0.0, (model.solver.Objective().Value() - 1e-6) * model.second_unit)
+    return max(0.0, (float(model.solver.Objective().Value()) - 1e-6) * model.second_unit)
 
 
-def _row_times(problem: Problem) -> list[int]:
-    """Steps to test, last first: in each of `ROWS` stretches the one with the largest gradients and workspace.
+def _spans(problem: Problem) -> dict[int, tuple[int, int]]:
+    """For each storage that may be dropped and is read by backward, the first and the last step that read its slots."""
+    steps: dict[int, list[int]] = {}
+    for slot in problem.profile.slots:
+        if slot.step >= 0 and problem.droppable[slot.storage]:
+            steps.setdefault(slot.storage, []).append(slot.step)
+    return {s: (min(t), max(t)) for s, t in sorted(steps.items())}
+
+
+def _row_times(problem: Problem, spans: dict[int, tuple[int, int]]) -> list[int]:
+    """Steps to test, last first: in each of `ROWS` stretches the one at which most is live whatever is dropped.
 
     The first step is always among them, so that there is a row that is not after any step.
     """
     steps = problem.profile.steps
     count = min(ROWS, len(steps))
+    difference = [0] * (len(steps) + 2)
+    for s, (first, last) in spans.items():
+        difference[first] += problem.profile.storages[s].bytes
+        difference[last + 1] -= problem.profile.storages[s].bytes
+    weight = [step.peak_bytes + live for step, live in zip(steps, accumulate(difference), strict=False)]
     edges = [len(steps) * k // count for k in range(count + 1)]
-    chosen = {max(range(a, b), key=lambda t: (steps[t].peak_bytes, -t)) for a, b in zip(edges, edges[1:], strict=False)}
+    chosen = {max(range(a, b), key=lambda t: (weight[t], -t)) for a, b in pairwise(edges)}
     return sorted(chosen | {0}, reverse=True)
 
 

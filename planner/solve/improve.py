@@ -65,7 +65,9 @@ class _Search:
             gain = self.problem.cost[self._birth(s)]
             room = self.problem.budget_bytes - self.best.peak_bytes
             missing = self.problem.profile.storages[s].bytes - room
-            cheap = [t for t in kept if self.problem.profile.storages[t].bytes >= missing and t not in self.best.dropped]
+            cheap = [
+                t for t in kept if self.problem.profile.storages[t].bytes >= missing and t not in self.best.dropped
+            ]
             for t in [t for t in cheap if self.problem.cost[self._birth(t)] < gain][:4]:
                 if self.left <= 0:
                     return

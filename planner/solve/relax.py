@@ -87,7 +87,7 @@ class Relaxation:
                 self.row(0.0, 1.0, (self._op(i), 1.0), (d, -1.0))
 
     def _add_reads(self) -> None:
-        """What an operation reads of a dropped storage has to be there again; the list of operations grows meanwhile."""
+        """What an operation reads of a dropped storage has to be there again; operations join the list meanwhile."""
         ops, todo, seen = self.problem.profile.ops, sorted(self.again, reverse=True), set(self.again)
         while todo:
             i = todo.pop()

@@ -1,16 +1,20 @@
 """Plans over one segmentation: a linear program whose memory rows include the working memory of each replay.
 
-What is computed again inside one segment is alive together when the segment is replayed, so each segment has the row
-    kept at its replay + recomputed saved bytes of the segment + base <= budget.
-`base` (gradients, workspace, what Python holds) is not linear in the decision. It is read off the simulation of the
-last decision: the model is solved, its rounding simulated, each base set to what the simulation says beyond the linear
-part, and so on for a few rounds. Rows of this shape are nearly integral: rounding at any threshold keeps every implication
-of the form "dropped, so runs again" and moves memory by a few storages only.
+What is computed again inside one segment is alive together from the segment's replay on, and is let go step by step.
+Backward is cut into windows, a few for each segment, and each window has the row
+    kept and needed at its first step + recomputed in its segment and still waiting then + base <= budget.
+`base` (gradients, workspace, what the replay holds for a moment) is not linear in the decision. It is read off the
+simulation of the last decision: the model is solved, its rounding simulated, each base set to what the simulation says
+beyond the linear part, and so on for a few rounds. Forward has a row for each segment in the same manner. Rows of this
+shape are nearly integral: rounding at any threshold keeps every implication of the form "dropped, so runs again" and
+moves memory by a few storages only.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+
+from ortools.linear_solver import pywraplp
 
 from ..problem import Judged, Problem
 from .relax import Relaxation
@@ -18,40 +22,83 @@ from .segments import Cuts, inside_segments
 
 ROUNDS = 5
 THRESHOLDS = (0.999, 0.75, 0.5, 0.25, 0.001)
+WINDOWS = 120  # rows of backward, about; a segment has up to WINDOWS_EACH
+WINDOWS_EACH = 6
 
 
 class SegmentedModel:
-    """The linear program of one segmentation; `plan` yields decisions for a budget.
+    """The linear program of one segmentation; `plans` yields decisions for a budget.
 
     Args:
         problem: what is decided.
         cuts: positions between segments.
+        integral: whether decisions are 0 or 1 in the model already; much slower.
     """
 
     def __init__(self, problem: Problem, cuts: Cuts, *, integral: bool = False) -> None:
         self.problem, self.cuts = problem, cuts
-        profile, ops = problem.profile, problem.profile.ops
-        self.segment = [bisect_right(cuts, i) for i in range(len(ops))]
+        profile = problem.profile
+        self.segment = [bisect_right(cuts, i) for i in range(len(profile.ops))]
         self.count = len(cuts) + 1
-        self.step_segment = self._step_segments()
-        m = len(profile.steps)
-        own = tuple(-1 if t < 0 else 0 if t >= m else self.step_segment[t] for t in problem.last_step)
+        self._set_windows()
+        own = tuple(-1 if t < 0 else self._stage(t) for t in problem.last_step)
         may_drop = tuple(s for s in problem.candidates if self._local_slots(s))
-        self.model = Relaxation(problem, self.count, own, lambda i: self.segment[i], may_drop, integral=integral)
+        uses = self._last_uses()
+        self.model = Relaxation(
+            problem, len(self.times), own, lambda i: self._stage(uses[i]), may_drop, integral=integral
+        )
         self._forbid_crossing()
         self.waiting: list[list[int]] = [[] for _ in range(self.count)]
         for s in may_drop:
             if problem.slots_of[s]:
                 self.waiting[self.segment[profile.storages[s].birth]].append(s)
         self._add_group_costs()
-        self._add_memory_rows()
+        # One variable tells by how much the tightest row is missed, so that the model always has a solution.
+        self.excess = self.model.solver.NumVar(0.0, self.model.solver.infinity(), "")
+        self.model.solver.Objective().SetCoefficient(self.excess, 1e3)
+        self._add_backward_rows()
+        self._add_forward_rows()
 
-    def _step_segments(self) -> list[int]:
-        found, current = [], self.count - 1
+    def _set_windows(self) -> None:
+        """`times`: first step of each window, last window first; `window_segment`: the segment it belongs to."""
+        of_step, current = [], self.count - 1
         for step in self.problem.profile.steps:
             current = self.segment[step.op] if step.op >= 0 else current
-            found.append(current)
-        return found
+            of_step.append(current)
+        each = max(1, min(WINDOWS_EACH, WINDOWS // self.count))
+        times, begin = [], 0
+        while begin < len(of_step):
+            end = begin
+            while end < len(of_step) and of_step[end] == of_step[begin]:
+                end += 1
+            times += sorted({begin + (end - begin) * k // each for k in range(each)})
+            begin = end
+        self.times = times[::-1] or [0]
+        self.window_segment = [of_step[t] if of_step else 0 for t in self.times]
+        self._forward_times = times or [0]
+
+    def _stage(self, step: int) -> int:
+        """The window that `step` lies in, counted from the last one; steps beyond backward lie in the last."""
+        return len(self.times) - max(1, bisect_right(self._forward_times, step))
+
+    def _last_uses(self) -> list[int]:
+        """For each operation, the last step that reads a slot filled by it or, in its segment, by what depends on it.
+
+        Until then, at least, its replay needs what it reads.
+        """
+        p, ops = self.problem, self.problem.profile.ops
+        last = [-1] * len(ops)
+        of_storage = [-1] * len(p.made)
+        for index, slot in enumerate(p.profile.slots):
+            if (i := p.seed[index]) >= 0:
+                last[i] = max(last[i], slot.step)
+        for i in reversed(range(len(ops))):
+            outs = {*ops[i].makes, *ops[i].output, *ops[i].writes}
+            last[i] = max([last[i], *(of_storage[s] for s in outs if p.made[s])])
+            for s in {r.storage for r in ops[i].reads}:
+                if p.made[s] and self.segment[p.profile.storages[s].birth] == self.segment[i]:
+                    of_storage[s] = max(of_storage[s], last[i])
+        return last
 
     def _local_slots(self, s: int) -> bool:
         """Whether all that fills or saves a storage lies in one segment."""
@@ -77,73 +124,88 @@ class SegmentedModel:
             for s in waiting:
                 self.model.row(0.0, 1.0, (group, 1.0), (self.model.dropped[s], -1.0))
 
-    def _add_memory_rows(self) -> None:
-        model, profile = self.model, self.problem.profile
-        infinity = model.solver.infinity()
-        self.backward_rows, self.forward_rows = [], []
-        # One variable tells by how much the tightest row is missed, so that the model always has a solution.
-        self.excess = model.solver.NumVar(0.0, infinity, "")
-        model.solver.Objective().SetCoefficient(self.excess, 1e3)
-        born = [model.solver.NumVar(0.0, infinity, "") for _ in range(self.count)]
-        for j in range(self.count):
-            waiting = [(model.dropped[s], profile.storages[s].bytes / model.byte_unit) for s in self.waiting[j]]
+    def _share(self, s: int) -> float:
+        return self.problem.profile.storages[s].bytes / self.model.byte_unit
+
+    def _add_backward_rows(self) -> None:
+        model, infinity = self.model, self.model.solver.infinity()
+        self.backward_rows = []
+        released: list[list[int]] = [[] for _ in self.times]
+        for waiting in self.waiting:
+            for s in waiting:
+                released[model.own_stage[s]].append(s)
+        # Within a segment, what waits at a window also waited at the ones before it: a running sum for each segment.
+        sums: dict[int, pywraplp.Variable] = {}
+        for j, g in enumerate(self.window_segment):
+            terms = [(model.dropped[s], -self._share(s)) for s in released[j] if self._home(s) == g]
+            terms += [(sums[g], -1.0)] if g in sums else []
+            sums[g] = model.solver.NumVar(0.0, infinity, "")
+            model.row(0.0, 0.0, (sums[g], 1.0), *terms)
             self.backward_rows.append(
-                model.row(-infinity, infinity, (model.kept[j], 1.0), (self.excess, -1.0), *waiting)
+                model.row(-infinity, infinity, (model.kept[j], 1.0), (sums[g], 1.0), (self.excess, -1.0))
             )
-        kept_here: list[list[tuple[object, float]]] = [[] for _ in range(self.count)]
-        constant = [0.0] * self.count
-        for s in range(len(self.problem.made)):
-            if self.problem.made[s] and self.problem.slots_of[s]:
-                j = self.segment[profile.storages[s].birth]
-                constant[j] += profile.storages[s].bytes / model.byte_unit
-                if s in model.dropped:
-                    kept_here[j].append((model.dropped[s], profile.storages[s].bytes / model.byte_unit))
+
+    def _home(self, s: int) -> int:
+        return self.segment[self.problem.profile.storages[s].birth]
+
+    def _saved(self) -> list[int]:
+        return [s for s, made in enumerate(self.problem.made) if made and self.problem.slots_of[s]]
+
+    def _add_forward_rows(self) -> None:
+        model, infinity = self.model, self.model.solver.infinity()
+        self.forward_rows = []
+        here: list[list[int]] = [[] for _ in range(self.count)]
+        for s in self._saved():
+            here[self._home(s)].append(s)
+        before = None
         for j in range(self.count):
-            chain = [(born[j], 1.0)] + ([(born[j - 1], -1.0)] if j else [])
-            model.row(constant[j], constant[j], *chain, *kept_here[j])
-            self.forward_rows.append(model.row(-infinity, infinity, (born[j], 1.0), (self.excess, -1.0)))
+            born = model.solver.NumVar(0.0, infinity, "")
+            constant = sum(self._share(s) for s in here[j])
+            terms = [(model.dropped[s], self._share(s)) for s in here[j] if s in model.dropped]
+            terms += [(before, -1.0)] if before is not None else []
+            model.row(constant, constant, (born, 1.0), *terms)
+            self.forward_rows.append(model.row(-infinity, infinity, (born, 1.0), (self.excess, -1.0)))
+            before = born
 
     def _linear_part(self, judged: Judged) -> tuple[list[float], list[float]]:
-        """Bytes that the memory rows count for a decision, at each segment's replay and in forward."""
-        p, profile = self.problem, self.problem.profile
-        dropped = set(judged.dropped)
-        again = judged.again
-        at = [0.0] * self.count
-        forward = [0.0] * self.count
+        """Bytes that the memory rows count for a decision, in each window of backward and each segment of forward."""
+        p, model, dropped = self.problem, self.model, set(judged.dropped)
+        at, forward = [0.0] * (len(self.times) + 1), [0.0] * self.count
         for s, made in enumerate(p.made):
             if not made:
                 continue
-            size, own = profile.storages[s].bytes, self.model.own_stage[s]
-            home = self.segment[profile.storages[s].birth]
-            if profile.storages[s].death > len(profile.ops):
-                first = 0
-            elif s in dropped:
-                if p.slots_of[s]:
-                    at[home] += size
-                continue
-            else:
-                uses = [self.segment[i] for i in p.readers[s] if i in again] + ([own] if own >= 0 else [])
-                first = min(uses, default=self.count)
-            for j in range(first, self.count):
-                at[j] += size
+            size, own = p.profile.storages[s].bytes, model.own_stage[s]
+            if p.profile.storages[s].death > len(p.profile.ops):
+                at[0] += size
+            elif s not in dropped:
+                uses = [model.use_stage(i) for i in p.readers[s] if i in judged.again] + ([own] if own >= 0 else [])
+                at[min(uses, default=-1)] += size
+            if p.slots_of[s] and s not in dropped:
+                forward[self._home(s)] += size
+        for j in range(1, len(self.times)):
+            at[j] += at[j - 1]
+        for j in range(1, self.count):
+            forward[j] += forward[j - 1]
+        for s in judged.dropped:
             if p.slots_of[s]:
-                for j in range(home, self.count):
-                    forward[j] += size
+                for j, g in enumerate(self.window_segment):
+                    if g == self._home(s) and j >= model.own_stage[s]:
+                        at[j] += p.profile.storages[s].bytes
         return at, forward
 
     def set_bases(self, judged: Judged, budget: float) -> None:
         """Sets each memory row's base to what the simulation of `judged` counts beyond the linear part."""
         at, forward = self._linear_part(judged)
-        infinity = self.model.solver.infinity()
-        peak, forward_peak = [0] * self.count, [0] * self.count
+        infinity, unit = self.model.solver.infinity(), self.model.byte_unit
+        peak, forward_peak = [0] * len(self.times), [0] * self.count
         for t, b in enumerate(judged.timeline.backward):
-            peak[self.step_segment[t]] = max(peak[self.step_segment[t]], b)
+            peak[self._stage(t)] = max(peak[self._stage(t)], b)
         for i, b in enumerate(judged.timeline.forward):
             forward_peak[self.segment[i]] = max(forward_peak[self.segment[i]], b)
-        for j in range(self.count):
-            unit = self.model.byte_unit
-            self.backward_rows[j].SetBounds(-infinity, (budget - peak[j] + at[j]) / unit)
-            self.forward_rows[j].SetBounds(-infinity, (budget - forward_peak[j] + forward[j]) / unit)
+        for j, row in enumerate(self.backward_rows):
+            row.SetBounds(-infinity, (budget - peak[j] + at[j]) / unit)
+        for j, row in enumerate(self.forward_rows):
+            row.SetBounds(-infinity, (budget - forward_peak[j] + forward[j]) / unit)
 
     def plans(self, budget: float, start: Judged | None = None, rounds: int = ROUNDS) -> list[Judged]:
         """Decisions met on the way to a fixed point of the bases, in that order.

@@ -5,6 +5,7 @@ A cut is a position p: it lies before operation p. A segmentation is a sorted tu
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from itertools import accumulate
 
@@ -14,7 +15,7 @@ Cuts = tuple[int, ...]
 
 
 def needed_span(problem: Problem, s: int) -> tuple[int, int]:
-    """First and last operation that have to do with a storage: from its birth to its last reader or saving operation."""
+    """The first and the last operation that have to do with a storage: its birth, its last reader or saver."""
     ops = [*problem.readers[s], *problem.touched[s], *(problem.profile.slots[x].op for x in problem.slots_of[s])]
     return problem.profile.storages[s].birth, max(ops, default=problem.profile.storages[s].birth)
 
@@ -123,7 +124,7 @@ def _gradients_at(problem: Problem) -> list[int]:
 
 
 def segments_by_bytes(problem: Problem, count: int | None = None) -> tuple[int, ...]:
-    """The storages to drop when forward is cut into `count` segments of equal saved bytes, about sqrt of all by default.
+    """The storages to drop when forward is cut into `count` segments of equal saved bytes; `sqrt_count` by default.
 
     Backward need not be known: the profile may have no steps.
     """
@@ -133,11 +134,11 @@ def segments_by_bytes(problem: Problem, count: int | None = None) -> tuple[int, 
 
 
 def sqrt_count(problem: Problem) -> int:
-    """The number of segments at which the kept crossings weigh about as much as one segment: Chen's sqrt(n), in bytes."""
+    """The number of segments at which kept crossings weigh about as much as one segment: Chen's sqrt(n), in bytes."""
     price, saved = crossing_bytes(problem), saved_before(problem)
     if not saved[-1]:
         return 1
     cheapest = sorted(price[p] for p in cheap_positions(problem)) or [max(price)]
     # Of the local minima the cheaper half is what cuts will use.
     crossing = max(1, cheapest[len(cheapest) // 4])
-    return max(1, min(round((saved[-1] / crossing) ** 0.5), len(cheapest) + 1))
+    return max(1, min(round(math.sqrt(saved[-1] / crossing)), len(cheapest) + 1))

@@ -1,0 +1,17 @@
+"""ViT base (12 layers, d=768, patches of 16) with random weights, on four images of 224 pixels.
+
+    ckpt-plan report examples/vit/model.py --budget 60%
+"""
+
+import torch
+from transformers import ViTConfig, ViTForImageClassification
+
+BATCH, CLASSES = 4, 1000
+
+
+def model() -> torch.nn.Module:
+    return ViTForImageClassification(ViTConfig(num_labels=CLASSES))
+
+
+def example_inputs() -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(BATCH, 3, 224, 224), "labels": torch.randint(CLASSES, (BATCH,))}
