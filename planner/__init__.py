@@ -1,1 +1,53 @@
-"""Plans activation checkpointing for PyTorch under a memory limit in bytes."""
+"""Plans activation checkpointing for PyTorch under a memory limit in bytes, and keeps it.
+
+Deciding (profile → problem → solution) needs no torch; it is imported when `optimize` or `Plan` is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    BudgetError,
+    CaptureError,
+    CkptPlannerError,
+    InfeasibleBudgetError,
+    PlanMismatchError,
+    UnsupportedModelError,
+    VerificationError,
+)
+from .profile import Profile
+
+if TYPE_CHECKING:
+    from .optimize import optimize
+    from .plan import Measurement, Plan
+
+_LAZY = {"optimize": "optimize", "Plan": "plan", "Measurement": "plan"}
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+__all__ = [
+    "BudgetError",
+    "CaptureError",
+    "CkptPlannerError",
+    "InfeasibleBudgetError",
+    "Measurement",
+    "Plan",
+    "PlanMismatchError",
+    "Profile",
+    "UnsupportedModelError",
+    "VerificationError",
+    "optimize",
+]

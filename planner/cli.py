@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 100  # columns of the text where stdout is no terminal
 
 
-class Failure(click.ClickException):
-    """An error on purpose: its message on stderr, its exit code, no traceback."""
-
-    def __init__(self, error: CkptPlannerError) -> None:
-        super().__init__(str(error))
-        self.exit_code = error.exit_code
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ckpt-planner", prog_name="ckpt-plan")
 def main() -> None:
@@ -124,7 +116,9 @@ def report(
                     verified, difference = _verify(plan)
                 refused += [difference] if difference else []
     except CkptPlannerError as error:
-        raise Failure(error) from None
+        # An error on purpose: its message, its exit code, no traceback.
+        click.echo(f"Error: {error}", err=True)
+        raise click.exceptions.Exit(error.exit_code) from None
     _write(reports.describe(plan, measurement, verified), form, output)
     for message in refused:
         click.echo(f"Error: {message}", err=True)

@@ -132,6 +132,7 @@ class Step(msgspec.Struct, frozen=True):
         seconds: its time, without any replay.
         live_bytes: gradients that are live when it begins (parameter gradients included).
         peak_bytes: most bytes of gradients and working memory live while it runs, saved tensors not included.
+        gradient_bytes: bytes of parameter gradients that it is the first to leave behind.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Step(msgspec.Struct, frozen=True):
     seconds: float
     live_bytes: int
     peak_bytes: int
+    gradient_bytes: int = 0
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -193,6 +195,10 @@ class Profile(msgspec.Struct, frozen=True):
     def step_seconds(self) -> float:
         """Time of the plain step, the optimizer's not included."""
         return self.forward_seconds + sum(step.seconds for step in self.steps)
+
+    def gradients_before(self, step: int) -> int:
+        """Bytes of parameter gradients that exist when a backward step begins."""
+        return sum(s.gradient_bytes for s in self.steps[:step])
 
     def save(self, path: str | Path) -> None:
         """Write the profile as JSON."""

@@ -31,6 +31,7 @@ class Timeline(msgspec.Struct, frozen=True):
         optimizer_bytes: during the optimizer's step.
         replay: one entry per backward step, bytes: the peak of the replay alone that the step starts, 0 if none.
         saved: bytes saved for backward when forward has ended.
+        kept: one entry per backward step, bytes: resident, and kept since forward; without what is replayed.
     """
 
     forward: tuple[int, ...]
@@ -38,6 +39,7 @@ class Timeline(msgspec.Struct, frozen=True):
     optimizer_bytes: int
     replay: tuple[int, ...]
     saved: int
+    kept: tuple[int, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -68,6 +70,7 @@ def simulate(profile: Profile, schedule: Schedule) -> Timeline:
             _span(backward, 0, group.end, extra)
     live = np.cumsum(forward)[:n] + resident
     forward_peak = live + np.array([op.workspace_bytes for op in profile.ops], dtype=np.int64)
+    since_forward = np.cumsum(backward)[:m] + resident
     starts = defaultdict(list)
     for group in schedule.groups:
         if group.trigger >= 0:
@@ -93,7 +96,8 @@ def simulate(profile: Profile, schedule: Schedule) -> Timeline:
         backward=tuple(int(b) for b in peaks),
         optimizer_bytes=optimizer,
         replay=tuple(int(b) for b in replay),
-        saved=int(backward[0]) if m else 0,
+        saved=int(since_forward[0]) - resident if m else 0,
+        kept=tuple(int(b) for b in since_forward),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from . import labels
 from .budget import format_bytes
@@ -11,6 +12,8 @@ from .report import MEMORY_PARTS, Report, Segment
 
 MOST_ROWS = 20  # of the table of segments: nobody reads a longer one, and the JSON has them all
 NARROWEST = 72  # what the tables need
+
+N = TypeVar("N", int, float)
 
 
 def render(report: Report, width: int = 100, color: bool = False) -> str:
@@ -138,18 +141,13 @@ def _checked(report: Report) -> list[str]:
     lines = []
     m = report.measurement
     if m is not None:
-        rows = [("", "measured", "predicted", "change")]
+        rows = [("", "measured", "predicted", "off by")]
         off = f"{m.error:+.2%}"
         rows.append(("planned peak", format_bytes(m.peak_bytes), format_bytes(m.predicted_peak_bytes), off))
         rows.append(("", f"{m.peak_bytes:,} B", f"{m.predicted_peak_bytes:,} B", ""))
-        for name, real, expected in (
-            ("plain peak", m.baseline_peak_bytes, report.baseline_peak_bytes),
-            ("planned time", m.step_seconds, report.step_seconds),
-            ("plain time", m.baseline_step_seconds, report.baseline_step_seconds),
-        ):
-            show = format_bytes if "peak" in name else seconds
-            change = f"{expected / real - 1:+.1%}" if real else ""
-            rows.append((name, "not run" if real is None else show(real), show(expected), change))  # type: ignore[operator]
+        rows.append(_predicted("plain peak", m.baseline_peak_bytes, report.baseline_peak_bytes, format_bytes))
+        rows.append(_predicted("planned time", m.step_seconds, report.step_seconds, seconds))
+        rows.append(_predicted("plain time", m.baseline_step_seconds, report.baseline_step_seconds, seconds))
         lines += _table(rows)
         if report.budget_bytes is not None:
             kept = "keeps" if m.peak_bytes <= report.budget_bytes else "BREAKS"
@@ -170,6 +168,11 @@ def seconds(value: float) -> str:
 def _compared(name: str, before: int, after: int) -> tuple[str, str, str, str]:
     change = f"{after / before - 1:+.1%}" if before else ""
     return name, format_bytes(before), format_bytes(after), change if before != after else "="
+
+
+def _predicted(name: str, real: N | None, expected: N, show: Callable[[N], str]) -> tuple[str, str, str, str]:
+    change = f"{expected / real - 1:+.1%}" if real else ""
+    return name, "not run" if real is None else show(real), show(expected), change
 
 
 def _table(rows: Sequence[Sequence[str]], width: int = NARROWEST) -> list[str]:

@@ -183,7 +183,7 @@ class Measurer(Follower):
                 at = last
             peak = max(peak, meter.peak(at, end) - base - excluded + gradients)
             gradients += arriving.get(k, 0)
-            found.append(Step(name, -1, max(0.0, seconds), max(0, live), max(0, peak)))
+            found.append(Step(name, -1, max(0.0, seconds), max(0, live), max(0, peak), arriving.get(k, 0)))
         left = meter.live(self._end) - base - excluded + gradients
         return tuple(found), tuple(n[1] for n in self._nodes), max(0, left), gradients
 

@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from ckpt_planner.errors import CaptureError, CkptPlannerError
-from ckpt_planner.profile import SCHEMA_VERSION, Op, Profile, Slot, Step, Storage
+from ckpt_planner.profile import SCHEMA_VERSION, Profile, Slot
 from ckpt_planner.replay.calls import storage_key, tensors_in
 from ckpt_planner.replay.directions import direct
 from ckpt_planner.replay.group import generator_states
 from ckpt_planner.schedule import Schedule
-from ckpt_planner.problem import make_problem
-from ckpt_planner.solve.segments import segments_by_bytes
+from ckpt_planner.solve import segments_by_bytes
 
 from .backward import Measurer
 from .loss import loss_of
@@ -73,7 +72,7 @@ def measure_profile(
     with untouched(), torch.enable_grad():
         progress("recording the forward pass")
         draft, sequences = _record(model, args, kwargs, loss_fn, meter, device)
-    dropped = segments_by_bytes(make_problem(draft, 0))
+    dropped = segments_by_bytes(draft)
     with untouched(), torch.enable_grad():
         progress("measuring the backward pass")
         profile = _measure_backward(model, args, kwargs, loss_fn, draft, dropped, sequences, device)
@@ -209,7 +208,7 @@ def _measure_backward(
     placed = []
     for step, number in zip(steps, numbers, strict=True):
         op = bisect.bisect_right(boundaries, number - start) - 1 if 0 <= number - start and number < (1 << 62) else -1
-        placed.append(Step(step.name, min(op, len(draft.ops) - 1), step.seconds, step.live_bytes, step.peak_bytes))
+        placed.append(msgspec.structs.replace(step, op=min(op, len(draft.ops) - 1)))
     slots = tuple(
         Slot(s.op, s.position, s.storage, s.producer, measurer.read_at.get(i, -1), s.fixed)
         for i, s in enumerate(draft.slots)
@@ -218,5 +217,3 @@ def _measure_backward(
         draft, slots=slots, steps=tuple(placed), gradient_bytes=gradients, end_live_bytes=end_live
     )
 
-
-__all__ = ["Op", "Storage", "device_of", "measure_profile", "resident"]

@@ -1,4 +1,4 @@
-"""The command: exit codes, streams, and errors that a user can act on. Planning itself is replaced by a made-up plan."""
+"""The command: exit codes, streams, and errors that a user can act on. Planning is replaced by a made-up plan."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ def test_text_says_when_a_budget_is_broken() -> None:
 
 
 def test_text_says_what_was_not_measured_and_what_differs() -> None:
-    text = report.text(report.describe(plan(), measurement(baseline_peak_bytes=None, baseline_step_seconds=None), False))
+    unmeasured = measurement(baseline_peak_bytes=None, baseline_step_seconds=None)
+    text = report.text(report.describe(plan(), unmeasured, False))
     assert text.count("not run") == 2
     assert "DIFFER" in text
 
@@ -153,7 +154,8 @@ def test_label_of_labels(many: list[str], label: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0.0 ms"), (8.3e-4, "830 µs"), (0.0125, "12.5 ms"), (1.254, "1.25 s"), (-0.002, "-2.0 ms")]
+    ("value", "text"),
+    [(0.0, "0.0 ms"), (8.3e-4, "830 µs"), (0.0125, "12.5 ms"), (1.254, "1.25 s"), (-0.002, "-2.0 ms")],
 )
 def test_times(value: float, text: str) -> None:
     assert textreport.seconds(value) == text

@@ -66,19 +66,26 @@ def _spans(problem: Problem) -> dict[int, tuple[int, int]]:
 
 
 def _row_times(problem: Problem, spans: dict[int, tuple[int, int]]) -> list[int]:
-    """Steps to test, last first: in each of `ROWS` stretches the one at which most is live whatever is dropped.
+    """Steps to test, last first.
 
-    The first step is always among them, so that there is a row that is not after any step.
+    In each of `ROWS` stretches, the step at which most is live when all is kept, and the one at which most is live when
+    all is dropped that may be. The first step is always among them, so that there is a row that is not after any step.
     """
-    steps = problem.profile.steps
-    count = min(ROWS, len(steps))
-    difference = [0] * (len(steps) + 2)
-    for s, (first, last) in spans.items():
-        difference[first] += problem.profile.storages[s].bytes
-        difference[last + 1] -= problem.profile.storages[s].bytes
-    weight = [step.peak_bytes + live for step, live in zip(steps, accumulate(difference), strict=False)]
-    edges = [len(steps) * k // count for k in range(count + 1)]
-    chosen = {max(range(a, b), key=lambda t: (weight[t], -t)) for a, b in pairwise(edges)}
+    p = problem.profile
+    count = min(ROWS, len(p.steps))
+    edges = [len(p.steps) * k // count for k in range(count + 1)]
+    difference = [0] * (len(p.steps) + 2)
+    for s, size in ((s, storage.bytes) for s, storage in enumerate(p.storages)):
+        if s in spans:
+            difference[spans[s][0]] += size
+            difference[spans[s][1] + 1] -= size
+        elif problem.made[s] and problem.last_step[s] >= 0:
+            difference[0] += size
+            difference[problem.last_step[s] + 1] -= size
+    least = [step.peak_bytes + live for step, live in zip(p.steps, accumulate(difference), strict=False)]
+    most = problem.judge(()).timeline.backward
+    stretches = [range(a, b) for a, b in pairwise(edges)]
+    chosen = {max(stretch, key=lambda t: (weight[t], -t)) for weight in (least, most) for stretch in stretches}
     return sorted(chosen | {0}, reverse=True)
 
 

@@ -16,10 +16,10 @@ from .improve import improved
 from .segmented import SegmentedModel
 from .segments import Cuts, balanced_cuts, cheap_positions, sqrt_count, tapered_cuts
 
-INTEGRAL = 2  # how many segmentations are solved with integers
+INTEGRAL = 1  # how many segmentations are solved with integers
 LARGE = 1500  # operations above which a model with integers takes longer than it is worth
-WORK = 40_000  # operations in all the models of one search over cuts: bounds its time without looking at a clock
-STARTS = 2  # how many decisions the local search starts from
+WORK = 20_000  # operations in all the models of one search over cuts: bounds its time without looking at a clock
+STARTS = 4  # how many decisions the local search starts from
 
 
 def solve_budget(problem: Problem, others: list[Judged], expired: Callable[[], bool]) -> Judged | None:

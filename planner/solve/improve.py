@@ -1,4 +1,4 @@
-"""Local search around a decision that keeps the budget, each move judged by the simulation.
+"""Local search around a decision, each move judged by the simulation.
 
 Models see whole segments and approximate working memory; what they leave unused is spent here: a group or a single
 storage is kept after all where the plan still fits, or kept in exchange for another that costs less to recompute.
@@ -9,6 +9,27 @@ from __future__ import annotations
 from ..problem import Judged, Problem
 
 WORK = 120_000  # operations simulated by one search, all moves together: bounds its time without looking at a clock
+
+EXCHANGED, OFFERED = 20, 6  # exchanges look at so many of the dearest storages, and at so many others for each
+
+
+def lowered(problem: Problem, start: Judged, work: int = WORK) -> Judged:
+    """The decision with the smallest peak that a descent from `start` reaches by dropping or keeping single storages."""
+
+    def rank(judged: Judged) -> tuple[int, float]:
+        return judged.peak_bytes, judged.seconds
+
+    best, left, improving = start, work // max(1, len(problem.profile.ops) + len(problem.profile.steps)), True
+    while improving:
+        improving = False
+        for s in problem.candidates:
+            if left <= 0:
+                return best
+            left -= 1
+            other = problem.judge(set(best.dropped) ^ {s})
+            if rank(other) < rank(best):
+                best, improving = other, True
+    return best
 
 
 def improved(problem: Problem, start: Judged, work: int = WORK) -> Judged:
@@ -59,7 +80,7 @@ class _Search:
         """Keeps a dear storage and drops a cheap one of about the bytes that were missing."""
         kept = [s for s in self.problem.candidates if self.problem.slots_of[s] and s not in self.best.dropped]
         kept.sort(key=lambda s: (self._price(s), s))
-        for s in sorted(self.best.dropped, key=lambda s: (-self._price(s), s))[:20]:
+        for s in sorted(self.best.dropped, key=lambda s: (-self._price(s), s))[:EXCHANGED]:
             if s not in self.best.dropped:
                 continue
             gain = self.problem.cost[self._birth(s)]
@@ -68,7 +89,7 @@ class _Search:
             cheap = [
                 t for t in kept if self.problem.profile.storages[t].bytes >= missing and t not in self.best.dropped
             ]
-            for t in [t for t in cheap if self.problem.cost[self._birth(t)] < gain][:4]:
+            for t in [t for t in cheap if self.problem.cost[self._birth(t)] < gain][:OFFERED]:
                 if self.left <= 0:
                     return
                 if self._accept((set(self.best.dropped) - {s}) | {t}):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..problem import Judged, Problem
 from .blocks import block_cuts, solve_all
+from .improve import lowered
 from .segmented import SegmentedModel
 from .segments import Cuts, balanced_cuts, cheap_positions, inside_segments, sqrt_count, tapered_cuts
 
@@ -39,4 +40,4 @@ def solve_minimum(problem: Problem) -> Judged:
     for judged, cuts in ranked[:4]:
         plans = SegmentedModel(scaled, cuts).plans(0.0, judged, rounds=4)
         best = min([best, *plans], key=smallest_first)
-    return best
+    return min((lowered(problem, start) for start in (best, plain)), key=smallest_first)

@@ -4,7 +4,10 @@ Variables, all in [0, 1]: d_s, storage s is dropped; r_i, operation i runs again
 backward any more, is kept for operations that are replayed at stage b.
 
 Rows: d_s <= r_i for what makes s, writes into it or fills its slots; r_p >= r_i + d_s - 1 for what i reads of s from p;
-k_(s,b) >= r_i - d_s for every i that reads s; r_i <= d_s where i can only run again if s does.
+k_(s,b) >= r_i - d_s for every i that reads s; k_(s,b) + r_p >= r_i where p makes s and s has no slots: what is read is
+kept or computed again; r_i <= d_s where i can only run again if s does. The replay that fills a slot of s lasts until
+s's last step, so r_(i,b) >= d_s, "i runs again in a replay that lasts until stage b", with the same rows for what i
+reads.
 
 *Stages* number the moments of backward from the last (0) to the first; what is needed at stage b is live at every
 stage >= b. `kept[j]` is the running sum of kept bytes at stage j, one variable each, so that memory rows stay sparse.
@@ -19,7 +22,7 @@ from ortools.linear_solver import pywraplp
 
 from ..problem import Problem
 
-NODES = 40
+NODES = 5
 GAP = 1e-3
 
 
@@ -59,6 +62,7 @@ class Relaxation:
         self._terms: list[list[tuple[pywraplp.Variable | None, int]]] = [[] for _ in range(stages)]
         self._add_makers()
         self._add_reads()
+        self.lasting = self._add_lasting()
         for s in range(len(problem.made)):
             self._add_kept(s)
         self._add_sums()
@@ -105,6 +109,36 @@ class Relaxation:
                     seen.add(producer)
                     todo.append(producer)
 
+    def _add_lasting(self) -> dict[int, list[tuple[int, pywraplp.Variable]]]:
+        """For each operation, the stages until which its replay lasts because of its own slots or its readers'.
+
+        Followed through values without slots only: the others have stages of their own.
+        """
+        p, found = self.problem, dict[tuple[int, int], pywraplp.Variable]()
+        todo: list[tuple[int, int]] = []
+
+        def lasts(i: int, b: int) -> pywraplp.Variable:
+            if (i, b) not in found:
+                found[i, b] = self.solver.NumVar(0.0, 1.0, "")
+                self.row(0.0, 1.0, (self._op(i), 1.0), (found[i, b], -1.0))
+                todo.append((i, b))
+            return found[i, b]
+
+        for s, d in self.dropped.items():
+            for i in sorted({p.seed[x] for x in p.slots_of[s]}):
+                if self.own_stage[s] < self.use_stage(i):
+                    self.row(0.0, 1.0, (lasts(i, self.own_stage[s]), 1.0), (d, -1.0))
+        while todo:
+            i, b = todo.pop()
+            for s in sorted({read.storage for read in p.profile.ops[i].reads}):
+                maker = p.profile.storages[s].birth
+                if s in self.dropped and not p.slots_of[s] and b < self.use_stage(maker):
+                    self.row(-1.0, 2.0, (lasts(maker, b), 1.0), (found[i, b], -1.0), (self.dropped[s], -1.0))
+        by_op: dict[int, list[tuple[int, pywraplp.Variable]]] = {}
+        for (i, b), var in sorted(found.items(), key=lambda item: item[0]):
+            by_op.setdefault(i, []).append((b, var))
+        return by_op
+
     def _add_kept(self, s: int) -> None:
         p = self.problem
         if not p.made[s]:
@@ -117,16 +151,27 @@ class Relaxation:
             self._terms[own].append((None, size))
             if d is not None:
                 self._terms[own].append((d, -size))
-        uses: dict[int, list[int]] = {}
+        # (what has to run again where this is kept no longer, the reader's running again) for each stage.
+        uses: dict[int, list[tuple[pywraplp.Variable | None, pywraplp.Variable]]] = {}
+        maker = p.profile.storages[s].birth
         for i in p.readers[s]:
-            if i in self.again and (own < 0 or self.use_stage(i) < own):
-                uses.setdefault(self.use_stage(i), []).append(i)
+            if i not in self.again:
+                continue
+            again = self.again.get(maker) if d is not None and own < 0 else None
+            if own < 0 or self.use_stage(i) < own:
+                uses.setdefault(self.use_stage(i), []).append((again, self.again[i]))
+            for b, lasting in self.lasting.get(i, ()):
+                if own < 0 or b < own:
+                    longer = dict(self.lasting.get(maker, ())).get(b, again) if again is not None else None
+                    uses.setdefault(b, []).append((longer, lasting))
         later: tuple[int, pywraplp.Variable] | None = None
         for b in sorted(uses):
             k = self.solver.NumVar(0.0, 1.0, "")
-            for i in uses[b]:
+            for maker_again, reader in uses[b]:
                 extra = [(d, 1.0)] if d is not None else []
-                self.row(0.0, 2.0, (k, 1.0), (self.again[i], -1.0), *extra)
+                self.row(0.0, 2.0, (k, 1.0), (reader, -1.0), *extra)
+                if maker_again is not None:
+                    self.row(0.0, 2.0, (k, 1.0), (maker_again, 1.0), (reader, -1.0))
             self._terms[b].append((k, size))
             if later is not None:
                 self.row(0.0, 1.0, (k, 1.0), (later[1], -1.0))

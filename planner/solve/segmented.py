@@ -76,6 +76,9 @@ class SegmentedModel:
         self.times = times[::-1] or [0]
         self.window_segment = [of_step[t] if of_step else 0 for t in self.times]
         self._forward_times = times or [0]
+        self._windows_of: list[list[int]] = [[] for _ in range(self.count)]
+        for j, g in enumerate(self.window_segment):
+            self._windows_of[g].append(j)
 
     def _stage(self, step: int) -> int:
         """The window that `step` lies in, counted from the last one; steps beyond backward lie in the last."""
@@ -188,8 +191,8 @@ class SegmentedModel:
             forward[j] += forward[j - 1]
         for s in judged.dropped:
             if p.slots_of[s]:
-                for j, g in enumerate(self.window_segment):
-                    if g == self._home(s) and j >= model.own_stage[s]:
+                for j in self._windows_of[self._home(s)]:
+                    if j >= model.own_stage[s]:
                         at[j] += p.profile.storages[s].bytes
         return at, forward
 

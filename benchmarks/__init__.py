@@ -1,0 +1,1 @@
+"""Makes the figures of RESULTS.md; see README.md."""

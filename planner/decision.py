@@ -1,0 +1,181 @@
+"""From a profile and a budget to a checked decision, its figures and its explanation. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from .budget import format_bytes
+from .errors import InfeasibleBudgetError
+from .profile import Profile
+from .schedule import EXTERNAL, Group, Schedule
+from .simulate import Timeline, simulate
+from .solve import Solution, SolveStatus, make_problem, minimum, solve
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One group of operations that backward runs again together.
+
+    Attributes:
+        modules: paths of the modules whose operations run again, in order.
+        nodes: how many operations.
+        bytes_freed: what is not kept for backward because of it.
+        bytes_kept: what it needs kept from outside itself.
+        recompute_seconds: its time in backward.
+    """
+
+    modules: tuple[str, ...]
+    nodes: int
+    bytes_freed: int
+    bytes_kept: int
+    recompute_seconds: float
+
+
+class Breakdown(msgspec.Struct, frozen=True):
+    """Where the bytes of a step's peak are.
+
+    Attributes:
+        parameters, buffers, inputs, optimizer: resident during the whole step.
+        gradients: parameter gradients that exist at the peak.
+        activations: what is saved for backward or held by Python.
+        workspace: everything else: gradients of activations, temporary memory, replayed values.
+    """
+
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer: int
+    inputs: int
+    activations: int
+    workspace: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for one profile, with everything that follows from it.
+
+    Attributes:
+        profile: what it was decided from.
+        solution: what the solver found.
+        budget_bytes: what was asked for, bytes of peak.
+        strategy: how it was looked for.
+    """
+
+    profile: Profile
+    solution: Solution
+    budget_bytes: int
+    strategy: str
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What runs again, in which groups."""
+        return Schedule(self.profile, self.solution.dropped)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Live bytes at every moment of the planned step."""
+        return simulate(self.profile, self.schedule)
+
+    @cached_property
+    def plain(self) -> Timeline:
+        """Live bytes at every moment of the plain step."""
+        return simulate(self.profile, Schedule(self.profile, ()))
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The groups that backward replays, in the order of forward."""
+        return tuple(_segment(self.profile, self.schedule, g) for g in self.schedule.groups if g.trigger >= 0)
+
+    @property
+    def memory(self) -> Breakdown:
+        """Where the bytes of the planned step's peak are."""
+        return _breakdown(self.profile, self.timeline)
+
+    @property
+    def baseline_memory(self) -> Breakdown:
+        """Where the bytes of the plain step's peak are."""
+        return _breakdown(self.profile, self.plain)
+
+
+def decide(profile: Profile, budget_bytes: int, strategy: str = "budget", target_bytes: int | None = None) -> Decision:
+    """Decide what to drop, and check it by simulation.
+
+    Args:
+        profile: the measured step.
+        budget_bytes: bytes of peak that must not be exceeded.
+        strategy: "budget", "sqrt", "all" or "none".
+        target_bytes: what the solver aims for, if less than the budget (a measured step took more than predicted).
+
+    Raises:
+        InfeasibleBudgetError: the strategy cannot keep the budget.
+    """
+    target = budget_bytes if target_bytes is None else min(target_bytes, budget_bytes)
+    solution = solve(make_problem(profile, target), strategy)
+    decision = Decision(profile, solution, budget_bytes, strategy)
+    if solution.status is SolveStatus.INFEASIBLE or decision.timeline.peak_bytes > target:
+        raise infeasible(decision, minimum(profile).peak_bytes + budget - target)
+    return decision
+
+
+def infeasible(decision: Decision, smallest: int) -> InfeasibleBudgetError:
+    """The error that says what the smallest budget is, and what it is made of."""
+    profile, budget = decision.profile, decision.budget_bytes
+    parts = decision.memory
+    needs = ", ".join(
+        f"{name} {format_bytes(getattr(parts, name))}" for name in parts.__struct_fields__ if getattr(parts, name)
+    )
+    if decision.strategy != "budget":
+        found = decision.timeline.peak_bytes
+        return InfeasibleBudgetError(
+            f'strategy "{decision.strategy}" needs {format_bytes(found)}, over the budget of {format_bytes(budget)}; '
+            f'strategy "budget" can keep {format_bytes(smallest)} ({smallest} bytes)',
+            budget_bytes=budget,
+            minimum_bytes=smallest,
+        )
+    return InfeasibleBudgetError(
+        f"a step of {profile.model} cannot be done in {format_bytes(budget)}: the smallest budget that this planner can "
+        f"keep is {format_bytes(smallest)} ({smallest} bytes). At that peak: {needs}. Make the batch smaller, freeze "
+        "parameters, or raise the budget.",
+        budget_bytes=budget,
+        minimum_bytes=smallest,
+    )
+
+
+def _segment(profile: Profile, schedule: Schedule, group: Group) -> Segment:
+    modules = tuple(dict.fromkeys(profile.ops[i].module for i in group.ops))
+    freed = {profile.slots[i].storage for i in group.slots}
+    return Segment(
+        modules=modules,
+        nodes=len(group.ops),
+        bytes_freed=sum(profile.storages[s].bytes for s in freed),
+        bytes_kept=sum(profile.storages[s].bytes for s in group.sources),
+        recompute_seconds=sum(profile.ops[i].seconds + profile.replay_op_seconds for i in group.ops)
+        + profile.replay_group_seconds,
+    )
+
+
+def _breakdown(profile: Profile, timeline: Timeline) -> Breakdown:
+    peak = timeline.peak_bytes
+    gradients, activations = 0, 0
+    if peak == timeline.optimizer_bytes:
+        gradients = profile.gradient_bytes
+        activations = sum(s.bytes for s in profile.storages if s.death > len(profile.ops) and s.kind not in EXTERNAL)
+    elif peak in timeline.backward:
+        at = timeline.backward.index(peak)
+        gradients = profile.gradients_before(at)
+        activations = timeline.kept[at] - profile.resident_bytes
+    else:
+        at = timeline.forward.index(peak)
+        activations = peak - profile.resident_bytes - profile.ops[at].workspace_bytes
+    activations = max(0, activations)
+    return Breakdown(
+        parameters=profile.parameter_bytes,
+        buffers=profile.buffer_bytes,
+        gradients=gradients,
+        optimizer=profile.optimizer_state_bytes,
+        inputs=profile.input_bytes,
+        activations=activations,
+        workspace=peak - profile.resident_bytes - gradients - activations,
+    )
