@@ -21,6 +21,7 @@ from . import report as reports
 from . import userfile
 from .budget import parse_budget
 from .errors import BudgetError, CkptPlannerError, VerificationError
+from .progress import stage_reporter
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -106,13 +107,13 @@ def report(
             plan = _plan(target, budget, strategy, optimizer, device)
             measurement = verified = None
             if measure:
-                with _busy("Measuring one step"):
+                with _busy("measuring one step"):
                     measurement = plan.measure()
                 kept = plan.budget_bytes is None or measurement.peak_bytes <= plan.budget_bytes
                 if strategy == "budget" and not kept:
                     refused.append("The measured peak is above the budget.")
             if verify:
-                with _busy("Comparing with the plain step"):
+                with _busy("comparing with the plain step"):
                     verified, difference = _verify(plan)
                 refused += [difference] if difference else []
     except CkptPlannerError as error:
@@ -128,28 +129,27 @@ def report(
 
 def _plan(target: str, budget: str | None, strategy: str, optimizer: str | None, device: str | None) -> Plan:
     path, name = userfile.split(target)
-    with _busy("Importing torch"):
+    with _busy("importing torch"):
         import torch
 
         from . import optimize
     chosen = None if optimizer is None else _optimizer_class(optimizer)
     # Random weights and inputs then are the same at each run, and with them whatever depends on their values.
     torch.manual_seed(0)
-    with _busy(f"Importing {path}"):
+    with _busy(f"importing {path}"):
         subject = userfile.load(path, name, device)
     if not subject.model.training:
         click.echo(f"Note: `{name}` was in eval mode; it is put in training mode, which the plan is for.", err=True)
         subject.model.train()
-    with _busy("Planning"):
-        return optimize(
-            subject.model,
-            budget=budget,
-            example_args=subject.args,
-            example_kwargs=subject.kwargs,
-            loss_fn=subject.loss_fn,
-            optimizer=subject.optimizer if optimizer is None else chosen,
-            strategy=strategy,
-        )
+    return optimize(  # which says itself what it is doing
+        subject.model,
+        budget=budget,
+        example_args=subject.args,
+        example_kwargs=subject.kwargs,
+        loss_fn=subject.loss_fn,
+        optimizer=subject.optimizer if optimizer is None else chosen,
+        strategy=strategy,
+    )
 
 
 def _optimizer_class(name: str) -> Any:
@@ -196,13 +196,12 @@ def _write(described: reports.Report, form: str, output: Path) -> None:
 @contextlib.contextmanager
 def _busy(doing: str) -> Iterator[None]:
     """Shows what is being done, on a terminal only."""
-    if not sys.stderr.isatty():
+    say = stage_reporter()
+    say(doing)
+    try:
         yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(f"{doing} …"):
-        yield
+    finally:
+        say("")
 
 
 if __name__ == "__main__":

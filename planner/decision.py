@@ -115,7 +115,7 @@ def decide(profile: Profile, budget_bytes: int, strategy: str = "budget", target
     solution = solve(make_problem(profile, target), strategy)
     decision = Decision(profile, solution, budget_bytes, strategy)
     if solution.status is SolveStatus.INFEASIBLE or decision.timeline.peak_bytes > target:
-        raise infeasible(decision, minimum(profile).peak_bytes + budget - target)
+        raise infeasible(decision, minimum(profile).peak_bytes + budget_bytes - target)
     return decision
 
 

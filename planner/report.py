@@ -101,8 +101,8 @@ def describe(plan: Plan, measurement: Measurement | None = None, verified: bool 
 
     Args:
         plan: what `optimize` returned.
-        measurement: what `plan.measure()` returned, if it was called. The verdict is then by its figures, as far as
-            it has them.
+        measurement: what `plan.measure()` returned, if it was called. The verdict is then by its peaks, if it
+            has both.
         verified: True if `plan.verify()` found no difference; None if it was not called.
     """
     measured = None
@@ -142,14 +142,14 @@ def describe(plan: Plan, measurement: Measurement | None = None, verified: bool 
 
 def _verdict(plan: Plan, measured: Measured | None) -> Verdict:
     peak, plain, overhead, source = plan.peak_bytes, plan.baseline_peak_bytes, plan.overhead, "predicted"
-    if measured is not None and measured.baseline_peak_bytes is not None and measured.baseline_step_seconds:
-        peak, plain, source = measured.peak_bytes, measured.baseline_peak_bytes, "measured"
-        overhead = measured.step_seconds / measured.baseline_step_seconds - 1
+    if measured is not None and measured.baseline_peak_bytes is not None:
+        # The time stays the predicted one: that of a single step is too noisy to decide by, its peak is exact.
+        peak, plain, source = measured.peak_bytes, measured.baseline_peak_bytes, "peaks measured, time predicted"
     above = plain - plan.profile.resident_bytes
     saved = (plain - peak) / above if above > 0 else 0.0
     figures = (
         f"it saves {saved:.0%} of the memory above parameters, buffers, inputs and optimizer state "
-        f"for {max(overhead, 0.0):.0%} more time ({source})"
+        f"for {overhead:.0%} more time ({source})"
     )
     if not plan.segments:
         return Verdict(None, saved, overhead, "Nothing is computed again, so there is nothing to pay for.")

@@ -176,12 +176,16 @@ def _predicted(name: str, real: N | None, expected: N, show: Callable[[N], str])
 
 
 def _table(rows: Sequence[Sequence[str]], width: int = NARROWEST) -> list[str]:
-    """Rows as lines, the first column to the left and the others to the right; it is the first that gives way."""
+    """Rows as lines, the first column to the left, the others to the right; a first cell too long has its own line."""
     columns = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    columns[0] = min(columns[0], width - sum(columns[1:]) - 2 * len(columns))
+    room = width - sum(columns[1:]) - 2 * len(columns)
+    columns[0] = max(len(first) for first, *_ in rows if len(first) <= room)
     lines = []
     for first, *others in rows:
-        cells = [_shorten(first, columns[0]).ljust(columns[0])]
+        if len(first) > columns[0]:
+            lines.append(f"  {_shorten(first, width - 2)}")
+            first = ""
+        cells = [first.ljust(columns[0])]
         cells += [cell.rjust(size) for cell, size in zip(others, columns[1:], strict=True)]
         lines.append(f"  {'  '.join(cells)}".rstrip())
     return lines

@@ -251,8 +251,9 @@ def layered(seed: int, size: int, *, kinds: bool = True) -> Profile:
         saves = [r for r in reads if rng.random() < 0.7]
         hides = (rng.randint(1, 3) * MB // 2,) if rng.random() < 0.3 else ()
         values.append(
-            b.op("op", module, [*reads, weight], bytes_, seconds, saves=saves, saves_output=rng.random() < 0.4, hides=hides,
-                 random=rng.random() < 0.2, never=kinds and rng.random() < 0.06, workspace=rng.randint(0, 2) * MB)
+            b.op("op", module, [*reads, weight], bytes_, seconds, saves=saves, saves_output=rng.random() < 0.4,
+                 hides=hides, random=rng.random() < 0.2, never=kinds and rng.random() < 0.06,
+                 workspace=rng.randint(0, 2) * MB)
         )  # fmt: skip
     loss = b.op("loss", "", [values[-1]], 4, 1e-4, inside=False)
     b.hold(loss, len(b.ops) + 1)

@@ -52,9 +52,11 @@ def test_verdict_without_segments_weighs_nothing() -> None:
     assert report.describe(plan(segments=(), overhead=0.0)).verdict.pays is None
 
 
-def test_verdict_is_by_measured_figures_where_there_are_any() -> None:
-    assert report.describe(plan(), measurement(step_seconds=0.2)).verdict.pays is False
-    assert "measured" in report.describe(plan(), measurement()).verdict.sentence
+def test_verdict_is_by_measured_peaks_where_there_are_any() -> None:
+    assert report.describe(plan(), measurement(peak_bytes=140 * MB)).verdict.pays is False
+    # A single step's time is noise.
+    assert report.describe(plan(), measurement(step_seconds=0.2)).verdict.pays is True
+    assert "peaks measured" in report.describe(plan(), measurement()).verdict.sentence
     unmeasured = measurement(baseline_peak_bytes=None, baseline_step_seconds=None)
     assert "predicted" in report.describe(plan(), unmeasured).verdict.sentence
 
@@ -92,6 +94,11 @@ def test_text_fits_its_width(width: int, names: list[list[str]]) -> None:
     assert max(map(len, lines)) <= max(width, textreport.NARROWEST)
     plain = re.sub(r"\x1b\[\d+m", "", shown(made, width=width, color=True))
     assert plain.splitlines() == lines
+
+
+def test_a_long_module_path_is_shown_whole_where_it_fits() -> None:
+    path = "model.decoder.layers.0.encoder_attention.output_projection.lora"
+    assert path in shown(plan(segments=(segment(path),)), width=80)
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:

@@ -71,7 +71,6 @@ def test_plans_are_the_best_of_all_decisions_nearly_always() -> None:
             missed += found > cheapest * (1 + 1e-9)
             worst = max(worst, found / cheapest if cheapest else 1.0)
     assert asked > 100
-    print(asked, missed, worst)
     assert missed <= 0.05 * asked
     assert worst <= 1.5
 

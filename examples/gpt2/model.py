@@ -1,12 +1,12 @@
-"""GPT-2 small (12 layers, d=768) with random weights, on two sequences of 256 tokens.
+"""GPT-2 small (12 layers, d=768) with random weights, on four sequences of 256 tokens.
 
-    ckpt-plan report examples/gpt2/model.py --budget 60%
+    ckpt-plan report examples/gpt2/model.py --budget 75%
 """
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-BATCH, LENGTH = 2, 256
+BATCH, LENGTH = 4, 256
 
 
 def model() -> torch.nn.Module:

@@ -2,7 +2,7 @@
 
 The output is a map of logits, so the file gives the loss too.
 
-    ckpt-plan report examples/unet/model.py --budget 60%
+    ckpt-plan report examples/unet/model.py --budget 75%
 """
 
 import torch

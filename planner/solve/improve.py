@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from ..problem import Judged, Problem
 
-WORK = 120_000  # operations simulated by one search, all moves together: bounds its time without looking at a clock
+WORK = 60_000  # operations simulated by one search, all moves together: bounds its time without looking at a clock
 
 EXCHANGED, OFFERED = 20, 6  # exchanges look at so many of the dearest storages, and at so many others for each
 
 
 def lowered(problem: Problem, start: Judged, work: int = WORK) -> Judged:
-    """The decision with the smallest peak that a descent from `start` reaches by dropping or keeping single storages."""
+    """The decision with the smallest peak that a descent by single storages reaches."""
 
     def rank(judged: Judged) -> tuple[int, float]:
         return judged.peak_bytes, judged.seconds
