@@ -61,7 +61,7 @@ def _planned_class(original: type) -> type:
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return self._ckpt_runtime.call(self, super(type(self), self).__call__, args, kwargs)
+    return self._ckpt_runtime.call(plain_module(self), super(type(self), self).__call__, args, kwargs)
 
 
 def _reduce(self: Any, protocol: Any) -> Any:

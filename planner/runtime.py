@@ -31,6 +31,9 @@ RESERVE = 0.05  # share of the device's free memory that budget=None leaves alon
 
 Key = tuple[Any, ...]
 
+# Set while a step is followed or measured in this thread: planned modules inside it run as they are.
+_ACTIVE = threading.local()
+
 
 class Planned:
     """A decision for one kind of call, ready to be carried out."""
@@ -65,7 +68,6 @@ class Runtime:
         self.cache: OrderedDict[Key, Planned] = OrderedDict()
         self.first: Planned | None = None
         self._replans: dict[Key, int] = {}
-        self._local = threading.local()
         parse_budget(budget)
 
     # -- planning ---------------------------------------------------------------------------------------------------
@@ -161,7 +163,7 @@ class Runtime:
 
     def call(self, model: nn.Module, plainly: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of `plan.model`: follow the plan for it, making one first if there is none."""
-        if not (model.training and torch.is_grad_enabled()) or getattr(self._local, "busy", False):
+        if not (model.training and torch.is_grad_enabled()) or getattr(_ACTIVE, "busy", False):
             return plainly(*args, **kwargs)
         key = self.key(model, args, kwargs)
         planned = self.cache.get(key)
@@ -172,22 +174,22 @@ class Runtime:
         if planned.directions is None:
             return plainly(*args, **kwargs)
         follower = Follower(planned.directions)
-        self._local.busy = True
+        _ACTIVE.busy = True
         try:
             with follower:
                 result = plainly(*args, **kwargs)
         finally:
-            self._local.busy = False
+            _ACTIVE.busy = False
             follower.finish()
         self._look_back(follower, planned, key)
         return result
 
     def _plan_within(self, model: nn.Module, args: Any, kwargs: Any, key: Key) -> Planned:
-        self._local.busy = True
+        _ACTIVE.busy = True
         try:
             planned = self.plan(model, args, kwargs)
         finally:
-            self._local.busy = False
+            _ACTIVE.busy = False
             if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
                 torch.clear_autocast_cache()  # it holds the stand-in's weights
         decision = planned.decision
@@ -222,7 +224,7 @@ class Runtime:
             self.cache.pop(key, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_local", "progress")}
+        state = {k: v for k, v in self.__dict__.items() if k != "progress"}
         if isinstance(self.optimizer, torch.optim.Optimizer):  # belongs to the original's parameters
             state["optimizer"] = type(self.optimizer)
         return state
@@ -230,7 +232,6 @@ class Runtime:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.progress = lambda stage: None
-        self._local = threading.local()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
         made = Runtime.__new__(Runtime)
