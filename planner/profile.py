@@ -18,6 +18,7 @@ import msgspec
 from .errors import PlanMismatchError
 
 SCHEMA_VERSION = 1
+UNSEEN = -2  # position of a slot that no hook sees
 
 StorageKind = Literal["value", "hidden", "parameter", "buffer", "input", "constant"]
 Replay = Literal["plain", "never"]
@@ -107,7 +108,8 @@ class Slot(msgspec.Struct, frozen=True):
 
     Attributes:
         op: index of the operation that saved it.
-        position: how many tensors the same operation had saved before.
+        position: how many tensors the same operation had saved before; -1 if it was saved outside any operation,
+            UNSEEN if autograd saved it without telling a hook (a number wrapped as a tensor).
         storage: index of the storage that it lies in.
         producer: index of the operation whose result it is or looks into; -1 if none did (it exists before the step,
             or is hidden).

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ckpt_planner.errors import CaptureError, CkptPlannerError
-from ckpt_planner.profile import SCHEMA_VERSION, Profile, Slot
+from ckpt_planner.profile import SCHEMA_VERSION, UNSEEN, Op, Profile, Slot, Storage
 from ckpt_planner.replay.calls import storage_key, tensors_in
 from ckpt_planner.replay.directions import direct
 from ckpt_planner.replay.group import generator_states
@@ -29,6 +29,8 @@ from .signature import input_signature, model_structure
 # Fitted on a CPU (benchmarks/overhead.py): what one call and one group cost beyond the kernels that run again.
 REPLAY_OP_SECONDS = 6e-6
 REPLAY_GROUP_SECONDS = 12e-6
+
+_MOST_UNSEEN = 1 << 16  # bytes: numbers are far below; more is a cache that an operation filled, not a saved tensor
 
 Loss = Callable[[Any], torch.Tensor]
 
@@ -140,6 +142,7 @@ def _record(
         )
         for op, marks in zip(ops, recorder.marks, strict=True)
     )
+    storages, slots = _with_unseen(storages, ops, slots, recorder.marks, meter)
     profile = Profile(
         schema=SCHEMA_VERSION,
         model=type(model).__name__,
@@ -162,6 +165,23 @@ def _record(
         loss=origin,
     )
     return profile, recorder.sequences
+
+
+def _with_unseen(
+    storages: tuple[Storage, ...], ops: tuple[Op, ...], slots: tuple[Slot, ...], marks: list[tuple[int, int]], meter: Meter
+) -> tuple[tuple[Storage, ...], tuple[Slot, ...]]:
+    """Adds what autograd saves without telling a hook (numbers wrapped as tensors), found as bytes left unexplained.
+
+    The slots for it come after all others.
+    """
+    more_storages, more_slots = list(storages), list(slots)
+    for i, (op, (first, last)) in enumerate(zip(ops, marks, strict=True)):
+        explained = sum(storages[s].bytes for s in (*op.makes, *op.hides))
+        unseen = meter.live(last) - meter.live(first) - explained
+        if 0 < unseen <= _MOST_UNSEEN:
+            more_slots.append(Slot(i, UNSEEN, len(more_storages), -1, -1, True))
+            more_storages.append(Storage(unseen, "hidden", i, i + 1))
+    return tuple(more_storages), tuple(more_slots)
 
 
 def _typical(seconds: list[float]) -> float:
@@ -195,9 +215,10 @@ def _measure_backward(
             inputs = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
             measurer.backward(loss, [*copy.parameters(), *inputs])
         del output, loss
-    if diverged is not None or len(measurer_slots := draft.slots) != measurer.saved_count:
+    seen = [s for s in draft.slots if s.position != UNSEEN]
+    if diverged is not None or len(seen) != measurer.saved_count:
         where = f"operation {diverged[0]}: {diverged[2]} instead of {diverged[1]}" if diverged else (
-            f"{measurer.saved_count} tensors saved for backward instead of {len(measurer_slots)}"
+            f"{measurer.saved_count} tensors saved for backward instead of {len(seen)}"
         )
         raise CaptureError(
             f"{type(model).__name__} took another path when it was run a second time from the same state ({where}); "
@@ -209,8 +230,11 @@ def _measure_backward(
     for step, number in zip(steps, numbers, strict=True):
         op = bisect.bisect_right(boundaries, number - start) - 1 if 0 <= number - start and number < (1 << 62) else -1
         placed.append(msgspec.structs.replace(step, op=min(op, len(draft.ops) - 1)))
+    last_of = {step.op: k for k, step in enumerate(placed)}
     slots = tuple(
-        Slot(s.op, s.position, s.storage, s.producer, measurer.read_at.get(i, -1), s.fixed)
+        msgspec.structs.replace(
+            s, step=last_of.get(s.op, -1) if s.position == UNSEEN else measurer.read_at.get(i, -1)
+        )
         for i, s in enumerate(draft.slots)
     )
     return msgspec.structs.replace(
