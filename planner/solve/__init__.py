@@ -56,7 +56,7 @@ class Solution(msgspec.Struct, frozen=True):
     gap: float = 0.0
 
 
-def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 10.0) -> Solution:
+def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.0) -> Solution:
     """Decides what to drop.
 
     Args:

@@ -1,0 +1,26 @@
+"""Interleaved timing: machines are shared and noisy, so ways are run in turn and compared by medians and ratios."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def interleaved(ways: Mapping[str, Callable[[], object]], repeats: int = 7) -> dict[str, list[float]]:
+    """Seconds of each way in each round; one round to warm up is left out."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(repeats + 1):
+        for name, way in ways.items():
+            gc.collect()
+            begin = time.perf_counter()
+            way()
+            if turn:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, list[float]], of: str, to: str) -> float:
+    """Median over the rounds of one way's time to another's in the same round."""
+    return statistics.median(a / b for a, b in zip(seconds[of], seconds[to], strict=True))
