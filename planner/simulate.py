@@ -141,11 +141,13 @@ def _replay(profile: Profile, schedule: Schedule, group: Group) -> tuple[int, in
         for s in (*op.makes, *op.output, *op.writes, *(r.storage for r in op.reads)):
             if s in schedule.dropped:
                 last_use[s] = i
-    live, peak = 0, 0
+    live, peak, states = 0, 0, 0
     held: set[int] = set()
     for i in group.ops:
         op = profile.ops[i]
-        peak = max(peak, live + op.workspace_bytes)
+        if op.random:  # from the first draw on, the generators' states are kept to be put back at the end
+            states = profile.rng_state_bytes
+        peak = max(peak, live + states + op.workspace_bytes)
         made = [s for s in op.makes if s in schedule.dropped]
         if i in schedule.captured:
             made += [s for s in op.hides if s in waits]

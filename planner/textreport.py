@@ -78,10 +78,10 @@ def _costs(report: Report) -> list[str]:
         lines.append(f"Strategy {report.strategy}, budget {size}; the predicted peak is {room}.")
     if report.segments:
         again = f"Computed again: {seconds(report.recompute_seconds)} a step"
-        if report.lower_bound_seconds is not None:
+        # A bound of zero, as where the budget holds the plain step, says nothing.
+        if report.lower_bound_seconds:
             again += f"; no plan can do with less than {seconds(report.lower_bound_seconds)}"
-        if report.gap is not None:
-            again += f" (gap {report.gap:.1%})"
+            again += f" (gap {report.gap:.1%})" if report.gap is not None else ""
         lines.append(f"{again}.")
     lines.append(report.status)
     return lines

@@ -147,6 +147,7 @@ class Group:
         finally:
             if states is not None:
                 set_generator_states(states)
+                states = None  # let go before the observer looks
         if self.observer is not None:
             self.observer(self, False)
 

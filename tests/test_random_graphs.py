@@ -1,0 +1,35 @@
+"""On graphs that nobody thought of: the same values as eager, the budget kept, the peak predicted."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckpt_planner import InfeasibleBudgetError, optimize
+from tests.random_models import ROWS, WIDTH, RandomModel, programs
+
+EXAMPLES = int(os.environ.get("CKPT_PLANNER_EXAMPLES", "500"))
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(program=programs(), seed=st.integers(0, 99), share=st.sampled_from([0.95, 0.8, 0.6, 0.3]), leaf=st.booleans())
+def test_a_planned_step_equals_eager_within_its_budget(program: list, seed: int, share: float, leaf: bool) -> None:
+    torch.set_num_threads(1)
+    model = RandomModel(program, seed)
+    x = torch.randn(ROWS, WIDTH, requires_grad=leaf)
+    plain = optimize(model, budget=1 << 40, example_args=(x,))
+    resident = plain.profile.resident_bytes
+    budget = resident + int(share * (plain.baseline_peak_bytes - resident))
+    try:
+        plan = optimize(model, budget=budget, example_args=(x,))
+    except InfeasibleBudgetError as error:
+        assert error.minimum_bytes > budget
+        plan = optimize(model, budget=error.minimum_bytes, example_args=(x,))
+    plan.verify()
+    real = plan.measure()
+    assert real.peak_bytes <= plan.budget_bytes
+    assert abs(plan.peak_bytes - real.peak_bytes) <= 0.02 * real.peak_bytes
+    assert abs(plan.baseline_peak_bytes - real.baseline_peak_bytes) <= 0.02 * real.baseline_peak_bytes
