@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 UNSEEN = -2  # position of a slot that no hook sees
 
 StorageKind = Literal["value", "hidden", "parameter", "buffer", "input", "constant"]
-Replay = Literal["plain", "never"]
+Replay = Literal["plain", "grad", "never"]
 
 
 class Storage(msgspec.Struct, frozen=True):
@@ -75,7 +75,9 @@ class Op(msgspec.Struct, frozen=True):
         workspace_bytes: most bytes that were live during the call, above those live when it began; what it returns
             and saves is included.
         random: draws from a torch generator, so that replaying it needs the generator's state.
-        replay: "never" where running it again would not give the same bits or would change something outside.
+        replay: "plain" where running it again without gradients gives the same bits; "grad" where only recording
+            gradients does (some kernels have another path for inference); "never" where it would not give the same bits
+            or would change something outside.
         reason: why `replay` is "never"; empty otherwise.
         inside: made within the model's forward; False for the loss, which is not planned.
         choices: storages made here that hold indices computed from floating-point values (top-k, arg-max, sampling);

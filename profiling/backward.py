@@ -7,6 +7,7 @@ backward itself allocates and frees, which no plan changes.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from .meter import Meter
 class _Numbered:
     """A saved tensor, or what stands in for it, with its number."""
 
-    __slots__ = ("number", "packed")
+    __slots__ = ("__weakref__", "number", "packed")
 
     def __init__(self, number: int, packed: Any) -> None:
         self.number, self.packed = number, packed
@@ -52,7 +53,8 @@ class Measurer(Follower):
     """Follows the forward, then measures the backward. Enter `saving` around forward and loss.
 
     Attributes:
-        read_at: for each saved tensor in the order of saving, the first and last backward step that read it.
+        read_at: for each saved tensor in the order of saving, the last backward step that read it.
+        gone: saved tensors whose node was let go before backward, because nothing that is differentiated needs it.
     """
 
     def __init__(self, directions: Directions, meter: Meter) -> None:
@@ -61,12 +63,14 @@ class Measurer(Follower):
         self._holding: list[_Holding] = []
         self._held: list[Any] = []
         self._number = 0
+        self._standing: list[weakref.ref[_Numbered]] = []
         self._nodes: list[tuple[str, int, int]] = []
         self._brackets: list[tuple[int, int, int]] = []
         self._opened = 0
         self._gradients: list[tuple[int, int]] = []
         self._seen: set[int] = set()
         self.read_at: dict[int, int] = {}
+        self.gone: set[int] = set()
         self.saving = saved_tensors_hooks(self._pack_outside, self._unpack_outside)
 
     def __enter__(self) -> Measurer:
@@ -91,6 +95,7 @@ class Measurer(Follower):
 
     def _keep(self, packed: Any) -> _Numbered:
         kept = _Numbered(self._number, packed)
+        self._standing.append(weakref.ref(kept))
         self._number += 1
         if isinstance(packed, Handle):
             packed.group.handed += 1  # type: ignore[attr-defined]
@@ -125,6 +130,7 @@ class Measurer(Follower):
         for parameter in parameters:
             if parameter.requires_grad:
                 handles.append(parameter.register_post_accumulate_grad_hook(self._take_gradient))
+        self.gone = {i for i, ref in enumerate(self._standing) if ref() is None}
         self._start = self._meter.mark()
         loss.backward()
         self._end = self._meter.mark()

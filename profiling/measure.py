@@ -236,8 +236,15 @@ def _measure_backward(
             s, step=last_of.get(s.op, -1) if s.position == UNSEEN else measurer.read_at.get(i, -1)
         )
         for i, s in enumerate(draft.slots)
+        if i not in measurer.gone
+    )
+    # Nobody can tell when within forward they went; at its end at the latest.
+    late = {draft.slots[i].storage for i in measurer.gone}
+    storages = tuple(
+        msgspec.structs.replace(s, death=max(s.death, len(draft.ops))) if i in late and s.birth >= 0 else s
+        for i, s in enumerate(draft.storages)
     )
     return msgspec.structs.replace(
-        draft, slots=slots, steps=tuple(placed), gradient_bytes=gradients, end_live_bytes=end_live
+        draft, storages=storages, slots=slots, steps=tuple(placed), gradient_bytes=gradients, end_live_bytes=end_live
     )
 

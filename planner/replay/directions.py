@@ -21,9 +21,10 @@ class Direction:
         slots: for each tensor that it saves: KEEP, or (group, operation, output, read) that fills it, with HIDDEN for
             the output of one that is only saved; `read` is whether backward is known to read it.
         captured: positions of its saved tensors that its replay has to deliver.
+        graded: its replay has to record gradients even where it delivers nothing that it saves.
     """
 
-    __slots__ = ("captured", "dropped_outputs", "group", "name", "random", "slots", "snapshot")
+    __slots__ = ("captured", "dropped_outputs", "graded", "group", "name", "random", "slots", "snapshot")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -33,6 +34,7 @@ class Direction:
         self.dropped_outputs: tuple[bool, ...] = ()
         self.slots: tuple[tuple[int, int, int, bool] | None, ...] = ()
         self.captured: tuple[int, ...] = ()
+        self.graded = False
 
     @property
     def idle(self) -> bool:
@@ -63,7 +65,7 @@ def direct(profile: Profile, schedule: Schedule) -> Directions:
             continue
         for i in group.ops:
             op, d = profile.ops[i], directions[i]
-            d.group, d.random, d.snapshot = number, op.random, op.snapshot
+            d.group, d.random, d.snapshot, d.graded = number, op.random, op.snapshot, op.replay == "grad"
             d.dropped_outputs = tuple(s in schedule.dropped for s in op.output)
         for index in group.slots:
             slot = profile.slots[index]

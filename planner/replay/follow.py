@@ -95,32 +95,42 @@ class Follower(TorchFunctionMode):
     def _note(self, direction: Direction, func: Callable[..., Any], args: Any, kwargs: Any) -> Call:
         group = self._group(direction.group)
         index = len(group.calls)
-        counter = iter(range(1 << 30))
-        call = Call(self.position, func, self._template(args, direction, index, counter), {}, "")
+        counter, seen = iter(range(1 << 30)), {}
+        call = Call(self.position, func, self._template(args, direction, index, counter, seen), {}, "")
         if kwargs:
-            call.kwargs = self._template(kwargs, direction, index, counter)
-        call.captured = direction.captured
+            call.kwargs = self._template(kwargs, direction, index, counter, seen)
+        call.captured, call.graded = direction.captured, direction.graded
         if direction.random:
             call.states = generator_states()
         group.calls.append(call)
         return call
 
-    def _template(self, value: Any, direction: Direction, index: int, counter: Iterator[int]) -> Any:
-        """Arguments with `Ref` and `Source` in place of tensors. (A method: a recursive closure would be a cycle.)"""
+    def _template(self, value: Any, direction: Direction, index: int, counter: Iterator[int], seen: dict[int, Any]) -> Any:
+        """Arguments with `Ref` and `Source` in place of tensors. (A method: a recursive closure would be a cycle.)
+
+        One tensor given twice has one stand-in: functions ask whether arguments are the same object.
+        """
         if isinstance(value, torch.Tensor):
             position = next(counter)
+            if id(value) in seen:
+                return seen[id(value)]
             made = self._made.get(id(value))
             if made is not None and made[0]() is value and made[1] == direction.group:
                 group = self._groups[direction.group]
                 assert group is not None
                 group.last_use[made[2], made[3]] = index
-                return Ref(made[2], made[3], value.requires_grad)
-            return Source(value, position in direction.snapshot)
+                found: Ref | Source = Ref(made[2], made[3], value.requires_grad)
+            else:
+                found = Source(value, position in direction.snapshot)
+            seen[id(value)] = found
+            return found
         kind = type(value)
         if kind is tuple or kind is list:
-            return kind(self._template(v, direction, index, counter) for v in value)
+            return kind([self._template(v, direction, index, counter, seen) for v in value])
         if kind is dict:
-            return {k: self._template(v, direction, index, counter) for k, v in value.items()}
+            return {k: self._template(v, direction, index, counter, seen) for k, v in value.items()}
+        if isinstance(value, (tuple, list)) and next(tensors_in(value), None) is not None:  # torch.return_types and such
+            return tuple([self._template(v, direction, index, counter, seen) for v in value])
         return value
 
     def _bind(self, direction: Direction, result: Any) -> None:

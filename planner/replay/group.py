@@ -44,11 +44,12 @@ class Ref:
 class Call:
     """One torch call as it was made, with `Source` and `Ref` in place of tensors."""
 
-    __slots__ = ("args", "autocast", "captured", "function", "grad", "kwargs", "module", "op", "states")
+    __slots__ = ("args", "autocast", "captured", "function", "grad", "graded", "kwargs", "module", "op", "states")
 
     def __init__(self, op: int, function: Callable[..., Any], args: Any, kwargs: Any, module: str) -> None:
         self.op, self.function, self.args, self.kwargs, self.module = op, function, args, kwargs, module
         self.captured: tuple[int, ...] = ()
+        self.graded = False
         self.grad = torch.is_grad_enabled()
         self.autocast = autocast_state()
         self.states: tuple[torch.Tensor, ...] | None = None
@@ -152,9 +153,10 @@ class Group:
             self.observer(self, False)
 
     def _run(self, index: int, call: Call, values: dict[tuple[int, int], torch.Tensor]) -> None:
-        wants_grad = bool(call.captured) and call.grad
-        args = self._restore(call.args, values, wants_grad, call)
-        kwargs = self._restore(call.kwargs, values, wants_grad, call)
+        wants_grad = (call.graded or bool(call.captured)) and call.grad
+        seen: dict[int, torch.Tensor] = {}
+        args = self._restore(call.args, values, wants_grad, call, seen)
+        kwargs = self._restore(call.kwargs, values, wants_grad, call, seen)
         saved: list[torch.Tensor] = []
         with torch.set_grad_enabled(wants_grad), Autocast(call.autocast):
             if call.captured:
@@ -177,30 +179,39 @@ class Group:
             if waits:
                 self.ready[key] = [tensor, self.expected[key]]
 
-    def _restore(self, value: Any, values: dict[tuple[int, int], torch.Tensor], grad: bool, call: Call) -> Any:
+    def _restore(
+        self, value: Any, values: dict[tuple[int, int], torch.Tensor], grad: bool, call: Call, seen: dict[int, torch.Tensor]
+    ) -> Any:
         kind = type(value)
-        if kind is Ref:
-            tensor = values[value.call, value.output]
-            return tensor.detach().requires_grad_() if grad and value.needs_grad else tensor
-        if kind is Source:
-            tensor = value.tensor
-            if value.copied:
-                return tensor.clone()
-            if version_of(tensor) != value.version:
-                raise RuntimeError(
-                    f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"a tensor of shape {tuple(tensor.shape)} that {call_name(call.function)} in module "
-                    f"'{call.module}' read is at version {version_of(tensor)}; expected version {value.version}. "
-                    "The planned step computes this operation again in backward; change the tensor after backward."
-                )
-            if grad and value.needs_grad and not tensor.requires_grad:
-                return tensor.detach().requires_grad_()
+        if kind is Ref or kind is Source:
+            tensor = seen.get(id(value))
+            if tensor is None:
+                tensor = seen[id(value)] = self._tensor(value, values, grad, call)
             return tensor
         if kind is tuple or kind is list:
-            return kind(self._restore(v, values, grad, call) for v in value)
+            return kind([self._restore(v, values, grad, call, seen) for v in value])
         if kind is dict:
-            return {k: self._restore(v, values, grad, call) for k, v in value.items()}
+            return {k: self._restore(v, values, grad, call, seen) for k, v in value.items()}
         return value
+
+    @staticmethod
+    def _tensor(value: Ref | Source, values: dict[tuple[int, int], torch.Tensor], grad: bool, call: Call) -> torch.Tensor:
+        if isinstance(value, Ref):
+            tensor = values[value.call, value.output]
+            return tensor.detach().requires_grad_() if grad and value.needs_grad else tensor
+        tensor = value.tensor
+        if value.copied:
+            return tensor.clone()
+        if version_of(tensor) != value.version:
+            raise RuntimeError(
+                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"a tensor of shape {tuple(tensor.shape)} that {call_name(call.function)} in module "
+                f"'{call.module}' read is at version {version_of(tensor)}; expected version {value.version}. "
+                "The planned step computes this operation again in backward; change the tensor after backward."
+            )
+        if grad and value.needs_grad and not tensor.requires_grad:
+            return tensor.detach().requires_grad_()
+        return tensor
 
 
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
