@@ -116,7 +116,11 @@ def albert(small: bool) -> Family:
 @family
 def deberta_v2(small: bool) -> Family:
     config = tf.DebertaV2Config(
-        **encoder(small), relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=16, norm_rel_ebd="layer_norm"
+        **encoder(small),
+        relative_attention=True,
+        pos_att_type=["p2c", "c2p"],
+        position_buckets=16,
+        norm_rel_ebd="layer_norm",
     )
     return masked(small, tf.DebertaV2ForMaskedLM(config))
 
@@ -303,7 +307,12 @@ def clip(small: bool) -> Family:
         "attention_dropout": 0.1,
     }
     config = tf.CLIPConfig(
-        text_config={**shape, "vocab_size": VOCABULARY, "max_position_embeddings": s["length"], "eos_token_id": VOCABULARY - 1},
+        text_config={
+            **shape,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": s["length"],
+            "eos_token_id": VOCABULARY - 1,
+        },
         vision_config={**shape, "image_size": x.shape[-1], "patch_size": 8},
         projection_dim=32,
     )
@@ -337,7 +346,10 @@ class DenseNet(nn.Module):
             self.blocks.append(layers)
             self.transitions.append(
                 nn.Sequential(
-                    nn.BatchNorm2d(channels), nn.ReLU(inplace=True), nn.Conv2d(channels, channels // 2, 1), nn.AvgPool2d(2)
+                    nn.BatchNorm2d(channels),
+                    nn.ReLU(inplace=True),
+                    nn.Conv2d(channels, channels // 2, 1),
+                    nn.AvgPool2d(2),
                 )
             )
             channels //= 2

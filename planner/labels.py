@@ -1,9 +1,9 @@
 """Module paths for people: many paths, and many alike segments, in one short line each. Free of torch.
 
-    >>> of_modules(("h.0.mlp.c_fc", "h.0.mlp.act"))
-    'h.0.mlp.{c_fc, act}'
-    >>> of_labels(["h.0.mlp", "h.1.mlp", "h.2.mlp", "h.5.mlp"])
-    'h.{0…2, 5}.mlp'
+>>> of_modules(("h.0.mlp.c_fc", "h.0.mlp.act"))
+'h.0.mlp.{c_fc, act}'
+>>> of_labels(["h.0.mlp", "h.1.mlp", "h.2.mlp", "h.5.mlp"])
+'h.{0…2, 5}.mlp'
 """
 
 from __future__ import annotations

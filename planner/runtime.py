@@ -15,8 +15,8 @@ from .budget import Bytes, Free, Share, format_bytes, parse_budget
 from .decision import Decision, decide, infeasible
 from .errors import InfeasibleBudgetError
 from .profile import Profile
-from .profiling.meter import free_bytes
 from .profiling.measure import device_of, measure_profile, resident
+from .profiling.meter import free_bytes
 from .profiling.rehearse import rehearse
 from .profiling.signature import input_signature
 from .replay.directions import Directions, direct
@@ -210,7 +210,11 @@ class Runtime:
             return
         planned.misses += 1
         if planned.misses == 1:
-            position, expected, found = follower.diverged or (follower.position, "another operation", "the end of forward")
+            position, expected, found = follower.diverged or (
+                follower.position,
+                "another operation",
+                "the end of forward",
+            )
             log.warning(
                 "a step of %s took another path than planned (operation %d: %s instead of %s); from there on everything "
                 "was kept, so it may have taken more memory than the budget",

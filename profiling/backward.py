@@ -154,7 +154,11 @@ class Measurer(Follower):
         parameter.grad = None
         if gradient is not None and id(parameter) not in self._seen:
             self._seen.add(id(parameter))
-            size = gradient.untyped_storage().nbytes() if gradient.layout is torch.strided else gradient.numel() * gradient.itemsize
+            size = (
+                gradient.untyped_storage().nbytes()
+                if gradient.layout is torch.strided
+                else gradient.numel() * gradient.itemsize
+            )
             self._gradients.append((len(self._nodes) - 1, size))
 
     def _bracket(self, group: Group, begins: bool) -> None:

@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ckpt_planner.profile import Replay
 from ckpt_planner.replay.calls import storage_key, tensors_in
 from ckpt_planner.replay.group import generator_states, set_generator_states
+
 from .meter import Meter
 
 _UNWRITTEN = {"torch.empty", "torch.empty_like", "torch.empty_strided", "Tensor.new_empty", "Tensor.new_empty_strided"}
@@ -62,10 +63,14 @@ class Faithful:
         """After the operation ran: run it again as a replay would, and compare."""
         verdict = self._verdicts.get(signature)
         if verdict is None:
-            verdict = self._verdicts[signature] = self._try(trial, signature, func, args, kwargs, result, states, changed)
+            verdict = self._verdicts[signature] = self._try(
+                trial, signature, func, args, kwargs, result, states, changed
+            )
         return verdict
 
-    def _try(self, trial: Any, signature: str, func: Any, args: Any, kwargs: Any, result: Any, states: Any, changed: bool) -> Verdict:
+    def _try(
+        self, trial: Any, signature: str, func: Any, args: Any, kwargs: Any, result: Any, states: Any, changed: bool
+    ) -> Verdict:
         expected = list(tensors_in(result))
         given = {storage_key(t) for t in tensors_in((args, kwargs))} - {None}
         if expected and not changed and all(storage_key(t) in given for t in expected):
@@ -88,11 +93,17 @@ class Faithful:
             expected = list(tensors_in((args, kwargs)))
         if _all_same(expected, found):
             return ("plain", "")
-        if trial[0] is args and torch.is_grad_enabled() and self._same_with_gradients(func, args, kwargs, expected, states):
+        if (
+            trial[0] is args
+            and torch.is_grad_enabled()
+            and self._same_with_gradients(func, args, kwargs, expected, states)
+        ):
             return ("grad", "")
         return ("never", "running it again gives other values")
 
-    def _same_with_gradients(self, func: Any, args: Any, kwargs: Any, expected: list[torch.Tensor], states: Any) -> bool:
+    def _same_with_gradients(
+        self, func: Any, args: Any, kwargs: Any, expected: list[torch.Tensor], states: Any
+    ) -> bool:
         """Whether the operation gives the same bits where gradients are recorded: some kernels differ in inference."""
         now = generator_states()
         set_generator_states(states)

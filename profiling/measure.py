@@ -138,7 +138,9 @@ def _record(
         samples.setdefault(signature, []).append(meter.seconds(*marks))
     ops = tuple(
         msgspec.structs.replace(
-            op, seconds=_typical(samples[op.signature]), workspace_bytes=max(0, meter.peak(*marks) - meter.live(marks[0]))
+            op,
+            seconds=_typical(samples[op.signature]),
+            workspace_bytes=max(0, meter.peak(*marks) - meter.live(marks[0])),
         )
         for op, marks in zip(ops, recorder.marks, strict=True)
     )
@@ -168,7 +170,11 @@ def _record(
 
 
 def _with_unseen(
-    storages: tuple[Storage, ...], ops: tuple[Op, ...], slots: tuple[Slot, ...], marks: list[tuple[int, int]], meter: Meter
+    storages: tuple[Storage, ...],
+    ops: tuple[Op, ...],
+    slots: tuple[Slot, ...],
+    marks: list[tuple[int, int]],
+    meter: Meter,
 ) -> tuple[tuple[Storage, ...], tuple[Slot, ...]]:
     """Adds what autograd saves without telling a hook (numbers wrapped as tensors), found as bytes left unexplained.
 
@@ -217,8 +223,10 @@ def _measure_backward(
         del output, loss
     seen = [s for s in draft.slots if s.position != UNSEEN]
     if diverged is not None or len(seen) != measurer.saved_count:
-        where = f"operation {diverged[0]}: {diverged[2]} instead of {diverged[1]}" if diverged else (
-            f"{measurer.saved_count} tensors saved for backward instead of {len(seen)}"
+        where = (
+            f"operation {diverged[0]}: {diverged[2]} instead of {diverged[1]}"
+            if diverged
+            else (f"{measurer.saved_count} tensors saved for backward instead of {len(seen)}")
         )
         raise CaptureError(
             f"{type(model).__name__} took another path when it was run a second time from the same state ({where}); "
@@ -228,13 +236,11 @@ def _measure_backward(
     boundaries = sequences
     placed = []
     for step, number in zip(steps, numbers, strict=True):
-        op = bisect.bisect_right(boundaries, number - start) - 1 if 0 <= number - start and number < (1 << 62) else -1
+        op = bisect.bisect_right(boundaries, number - start) - 1 if number - start >= 0 and number < (1 << 62) else -1
         placed.append(msgspec.structs.replace(step, op=min(op, len(draft.ops) - 1)))
     last_of = {step.op: k for k, step in enumerate(placed)}
     slots = tuple(
-        msgspec.structs.replace(
-            s, step=last_of.get(s.op, -1) if s.position == UNSEEN else measurer.read_at.get(i, -1)
-        )
+        msgspec.structs.replace(s, step=last_of.get(s.op, -1) if s.position == UNSEEN else measurer.read_at.get(i, -1))
         for i, s in enumerate(draft.slots)
         if i not in measurer.gone
     )
@@ -247,4 +253,3 @@ def _measure_backward(
     return msgspec.structs.replace(
         draft, storages=storages, slots=slots, steps=tuple(placed), gradient_bytes=gradients, end_live_bytes=end_live
     )
-

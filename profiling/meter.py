@@ -11,11 +11,11 @@ import os
 import time
 from abc import ABC, abstractmethod
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,7 +33,9 @@ class Meter(ABC):
     def __enter__(self) -> Self: ...
 
     @abstractmethod
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
     @abstractmethod
     def mark(self) -> int:
@@ -73,7 +75,9 @@ class CpuMeter(Meter):
         self._times.append((before, time.perf_counter_ns()))
         return len(self._times) - 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with _quiet():
             self._profiler.__exit__(kind, error, trace)
         if error is None:
@@ -137,7 +141,9 @@ class CudaMeter(Meter):
         torch.cuda.reset_peak_memory_stats(self._device)
         return len(self._events) - 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             torch.cuda.synchronize(self._device)
 

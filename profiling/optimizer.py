@@ -118,7 +118,11 @@ def stepped(optimizer: Any, model: nn.Module) -> Iterator[tuple[Any, int]]:
         copy.grad = torch.zeros_like(copy)
     made.step()
     made.zero_grad(set_to_none=True)
-    state = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(list(made.state.values()))}.values())
+    state = sum(
+        {
+            t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(list(made.state.values()))
+        }.values()
+    )
 
     def take_step() -> None:
         for parameter, copy in zip(trainable, copies, strict=True):

@@ -32,6 +32,7 @@ from ckpt_planner.replay.calls import (
     version_of,
 )
 from ckpt_planner.replay.group import generator_states
+
 from .faithful import Faithful, same_bits
 from .meter import Meter
 
@@ -68,7 +69,9 @@ class Recorder(TorchFunctionMode):
         marks: the meter's marks before and after each operation.
     """
 
-    def __init__(self, model: torch.nn.Module, known: list[tuple[str, Any, torch.Tensor]], meter: Meter, device: torch.device):
+    def __init__(
+        self, model: torch.nn.Module, known: list[tuple[str, Any, torch.Tensor]], meter: Meter, device: torch.device
+    ):
         super().__init__()
         self._meter, self._device = meter, device
         self._names = {id(m): name for name, m in model.named_modules()}
@@ -142,7 +145,9 @@ class Recorder(TorchFunctionMode):
         done = []
         for op in self.ops:
             snapshot = tuple(
-                p for p, r in enumerate(op.reads) if self._storages[r.storage]["birth"] < 0 and r.version != final.get(r.storage, 0)
+                p
+                for p, r in enumerate(op.reads)
+                if self._storages[r.storage]["birth"] < 0 and r.version != final.get(r.storage, 0)
             )
             if sum(self._storages[op.reads[p].storage]["bytes"] for p in snapshot) > _MOST_SNAPSHOT:
                 reason = "it reads a large tensor from outside the model that forward changes"
@@ -216,7 +221,11 @@ class Recorder(TorchFunctionMode):
             else:
                 s = self._add(tensor.untyped_storage().nbytes(), "value", index, storage_ref(tensor))
                 makes.append(s)
-            if s in makes and floating and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool):
+            if (
+                s in makes
+                and floating
+                and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+            ):
                 choices.append(s)
             output.append(s)
             self._made[id(tensor)] = (weakref.ref(tensor), index)
@@ -306,12 +315,19 @@ class Recorder(TorchFunctionMode):
         for position, saved in enumerate(self._saved):
             s = self._index.get(saved.key) if saved.key is not None else None
             if s is None:
-                s = self._add(saved.bytes, "hidden", index if index is not None else max(0, len(self.ops) - 1), saved.ref)
+                s = self._add(
+                    saved.bytes, "hidden", index if index is not None else max(0, len(self.ops) - 1), saved.ref
+                )
                 if index is not None:
                     hides.append(s)
             storage = self._storages[s]
             producer = storage["birth"] if storage["kind"] == "value" else -1
-            stays = index is None or not saved.plain or not self._inside or (storage["kind"] == "hidden" and (fixed or s not in hides))
+            stays = (
+                index is None
+                or not saved.plain
+                or not self._inside
+                or (storage["kind"] == "hidden" and (fixed or s not in hides))
+            )
             op = index if index is not None else max(0, len(self.ops) - 1)
             self.slots.append(Slot(op, position if index is not None else -1, s, producer, -1, stays))
             self._slot_versions.append(self._writes.get(s, 0))
@@ -320,7 +336,10 @@ class Recorder(TorchFunctionMode):
 
     def _signature(self, name: str, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> str:
         parts = [name, str(torch.is_grad_enabled()), str(torch.is_autocast_enabled(self._device.type))]
-        parts += [f"{t.dtype}{tuple(t.shape)}{t.stride() if t.layout is torch.strided else t.layout}{t.requires_grad}{t.device}" for t in tensors]
+        parts += [
+            f"{t.dtype}{tuple(t.shape)}{t.stride() if t.layout is torch.strided else t.layout}{t.requires_grad}{t.device}"
+            for t in tensors
+        ]
         parts.append(_plain(args) + _plain(kwargs))
         return name + "#" + hashlib.blake2b("|".join(parts).encode(), digest_size=6).hexdigest()
 

@@ -45,5 +45,7 @@ def model_structure(model: nn.Module) -> str:
     for name, module in model.named_modules():
         digest.update(f"{name}:{type(module).__qualname__}:{module.training}\n".encode())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}:{tensor.requires_grad}:{tensor.device.type}\n".encode())
+        digest.update(
+            f"{name}:{tuple(tensor.shape)}:{tensor.dtype}:{tensor.requires_grad}:{tensor.device.type}\n".encode()
+        )
     return digest.hexdigest()

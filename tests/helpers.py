@@ -78,7 +78,11 @@ def seed(number: int) -> None:
 
 def generators() -> list[Any]:
     """The states of torch's, Python's and NumPy's generators."""
-    return [torch.get_rng_state(), torch.tensor(random.getstate()[1]), torch.tensor(np.random.get_state()[1].astype("i8"))]
+    return [
+        torch.get_rng_state(),
+        torch.tensor(random.getstate()[1]),
+        torch.tensor(np.random.get_state()[1].astype("i8")),
+    ]
 
 
 def own_inputs(value: Any) -> Any:

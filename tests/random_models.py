@@ -37,7 +37,9 @@ class RandomModel(nn.Module):
         self.program = program
         self.first, self.shared = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.linears = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in program])
-        self.norms = nn.ModuleList([nn.BatchNorm1d(WIDTH) if i % 2 else nn.LayerNorm(WIDTH) for i in range(len(program))])
+        self.norms = nn.ModuleList(
+            [nn.BatchNorm1d(WIDTH) if i % 2 else nn.LayerNorm(WIDTH) for i in range(len(program))]
+        )
         self.table = nn.Embedding(7, WIDTH)
         self.register_buffer("count", torch.zeros(()))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ckpt_planner.budget import UNITS, Bytes, Free, Share, format_bytes, parse_budget
-from ckpt_planner.errors import BudgetError, CkptPlannerError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ckpt_planner.budget import UNITS, Bytes, Free, Share, format_bytes, parse_budget
+from ckpt_planner.errors import BudgetError, CkptPlannerError
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import ckpt_planner
 import plans
 import pytest
 import torch
+from click.testing import CliRunner, Result
+
+import ckpt_planner
 from ckpt_planner.cli import main
 from ckpt_planner.errors import InfeasibleBudgetError, VerificationError
-from click.testing import CliRunner, Result
 
 MODEL = """
 import torch

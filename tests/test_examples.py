@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from ckpt_planner import userfile
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*/model.py"))

@@ -8,10 +8,11 @@ from typing import Any
 
 import plans
 import pytest
-from ckpt_planner import labels, report, textreport
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import MB, measurement, memory, plan, segment
+
+from ckpt_planner import labels, report, textreport
 
 
 def shown(made: Any, **options: Any) -> str:

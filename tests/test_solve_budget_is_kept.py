@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profiles import layered, transformer
+
 from ckpt_planner.problem import make_problem
 from ckpt_planner.profile import Profile
 from ckpt_planner.schedule import Schedule
 from ckpt_planner.simulate import simulate
 from ckpt_planner.solve import Solution, SolveStatus, minimum, solve
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from profiles import layered, transformer
 
 
 def plain_peak(profile: Profile) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+from profiles import layered, transformer
+
 from ckpt_planner.problem import Judged, Problem, make_problem
 from ckpt_planner.schedule import Schedule
 from ckpt_planner.simulate import simulate
 from ckpt_planner.solve import minimum, solve
 from ckpt_planner.solve.bound import lower_bound_seconds
-from profiles import layered, transformer
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)
 

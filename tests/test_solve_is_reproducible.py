@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from profiles import transformer
+
 from ckpt_planner.problem import make_problem
 from ckpt_planner.solve import segments_by_bytes, solve
-from profiles import transformer
 
 SOLVE = """
 import sys

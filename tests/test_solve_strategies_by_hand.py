@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from profiles import Builder, transformer
+
 from ckpt_planner.problem import make_problem
 from ckpt_planner.schedule import Schedule
 from ckpt_planner.solve.blocks import block_cuts, block_of_ops, solve_all
 from ckpt_planner.solve.segments import balanced_cuts, inside_segments, saved_before
-from profiles import Builder, transformer
 
 
 def test_blocks_are_the_repeated_modules() -> None:

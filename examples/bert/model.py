@@ -1,6 +1,6 @@
 """BERT base (12 layers, d=768) for masked tokens, with random weights, on eight sequences of 128 tokens.
 
-    ckpt-plan report examples/bert/model.py --budget 75%
+ckpt-plan report examples/bert/model.py --budget 75%
 """
 
 import torch

@@ -1,6 +1,6 @@
 """GPT-2 small (12 layers, d=768) with random weights, on four sequences of 256 tokens.
 
-    ckpt-plan report examples/gpt2/model.py --budget 75%
+ckpt-plan report examples/gpt2/model.py --budget 75%
 """
 
 import torch

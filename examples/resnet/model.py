@@ -1,6 +1,6 @@
 """ResNet-50 with random weights, on eight images of 224 pixels.
 
-    ckpt-plan report examples/resnet/model.py --budget 75%
+ckpt-plan report examples/resnet/model.py --budget 75%
 """
 
 import torch

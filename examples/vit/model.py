@@ -1,6 +1,6 @@
 """ViT base (12 layers, d=768, patches of 16) with random weights, on eight images of 224 pixels.
 
-    ckpt-plan report examples/vit/model.py --budget 75%
+ckpt-plan report examples/vit/model.py --budget 75%
 """
 
 import torch

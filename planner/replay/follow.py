@@ -105,7 +105,9 @@ class Follower(TorchFunctionMode):
         group.calls.append(call)
         return call
 
-    def _template(self, value: Any, direction: Direction, index: int, counter: Iterator[int], seen: dict[int, Any]) -> Any:
+    def _template(
+        self, value: Any, direction: Direction, index: int, counter: Iterator[int], seen: dict[int, Any]
+    ) -> Any:
         """Arguments with `Ref` and `Source` in place of tensors. (A method: a recursive closure would be a cycle.)
 
         One tensor given twice has one stand-in: functions ask whether arguments are the same object.
@@ -129,7 +131,9 @@ class Follower(TorchFunctionMode):
             return kind([self._template(v, direction, index, counter, seen) for v in value])
         if kind is dict:
             return {k: self._template(v, direction, index, counter, seen) for k, v in value.items()}
-        if isinstance(value, (tuple, list)) and next(tensors_in(value), None) is not None:  # torch.return_types and such
+        if (
+            isinstance(value, (tuple, list)) and next(tensors_in(value), None) is not None
+        ):  # torch.return_types and such
             return tuple([self._template(v, direction, index, counter, seen) for v in value])
         return value
 
@@ -185,7 +189,6 @@ class Follower(TorchFunctionMode):
         self._filling.clear()
         self._groups.clear()
         self._call = None
-
 
     @staticmethod
     def _unpack(packed: Any) -> torch.Tensor:

@@ -180,7 +180,12 @@ class Group:
                 self.ready[key] = [tensor, self.expected[key]]
 
     def _restore(
-        self, value: Any, values: dict[tuple[int, int], torch.Tensor], grad: bool, call: Call, seen: dict[int, torch.Tensor]
+        self,
+        value: Any,
+        values: dict[tuple[int, int], torch.Tensor],
+        grad: bool,
+        call: Call,
+        seen: dict[int, torch.Tensor],
     ) -> Any:
         kind = type(value)
         if kind is Ref or kind is Source:
@@ -195,7 +200,9 @@ class Group:
         return value
 
     @staticmethod
-    def _tensor(value: Ref | Source, values: dict[tuple[int, int], torch.Tensor], grad: bool, call: Call) -> torch.Tensor:
+    def _tensor(
+        value: Ref | Source, values: dict[tuple[int, int], torch.Tensor], grad: bool, call: Call
+    ) -> torch.Tensor:
         if isinstance(value, Ref):
             tensor = values[value.call, value.output]
             return tensor.detach().requires_grad_() if grad and value.needs_grad else tensor
