@@ -135,9 +135,9 @@ def infeasible(decision: Decision, smallest: int) -> InfeasibleBudgetError:
             minimum_bytes=smallest,
         )
     return InfeasibleBudgetError(
-        f"a step of {profile.model} cannot be done in {format_bytes(budget)}: the smallest budget that this planner can "
-        f"keep is {format_bytes(smallest)} ({smallest} bytes). At that peak: {needs}. Make the batch smaller, freeze "
-        "parameters, or raise the budget.",
+        f"a step of {profile.model} cannot be done in {format_bytes(budget)}: the smallest budget that this planner "
+        f"can keep is {format_bytes(smallest)} ({smallest} bytes). At that peak: {needs}. Make the batch smaller, "
+        "freeze parameters, or raise the budget.",
         budget_bytes=budget,
         minimum_bytes=smallest,
     )

@@ -41,7 +41,7 @@ def _rebuild_infeasible(message: str, budget_bytes: int, minimum_bytes: int) -> 
 
 
 class CaptureError(CkptPlannerError):
-    """The model could not be run once to see what it does: its own forward failed, or nothing in it needs a gradient."""
+    """The model could not be run once to see what it does: its forward failed, or nothing needs a gradient."""
 
 
 class UnsupportedModelError(CkptPlannerError):

@@ -11,12 +11,13 @@ from torch import nn
 
 from .decision import Breakdown, Decision, Segment
 from .errors import CkptPlannerError, PlanMismatchError, VerificationError
+from .planfile import read_plan, write_plan
 from .planned import planned_module
-from .profile import SCHEMA_VERSION, Profile
+from .profile import Profile
 from .profiling.rehearse import outcome, rehearse
 from .profiling.signature import input_signature, model_structure
 from .runtime import Planned, Runtime
-from .solve import Solution, SolveStatus
+from .solve import SolveStatus
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -33,20 +34,6 @@ class Measurement(msgspec.Struct, frozen=True):
     step_seconds: float
     baseline_peak_bytes: int | None = None
     baseline_step_seconds: float | None = None
-
-
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan as it is saved."""
-
-    schema: int
-    kind: str
-    strategy: str
-    budget_bytes: int
-    solution: Solution
-    profile: Profile
-
-
-_KIND = "ckpt-planner plan"
 
 
 class Plan:
@@ -244,9 +231,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan, with the profile that it was decided from, as JSON."""
-        d = self.decision
-        file = _File(SCHEMA_VERSION, _KIND, d.strategy, d.budget_bytes, d.solution, d.profile)
-        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(file, order="sorted"), indent=1) + b"\n")
+        write_plan(self.decision, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -255,20 +240,9 @@ class Plan:
         Raises:
             PlanMismatchError: the file is no plan, or one of another version of the format.
         """
-        data = Path(path).read_bytes()
-        try:
-            head = msgspec.json.decode(data)
-            if not isinstance(head, dict) or head.get("kind") != _KIND:
-                raise PlanMismatchError(f"{path} is not a plan of ckpt-planner")
-            if head.get("schema") != SCHEMA_VERSION:
-                raise PlanMismatchError(
-                    f"{path} has plan format {head.get('schema')}; this version reads {SCHEMA_VERSION}. Plan again."
-                )
-            file = msgspec.json.decode(data, type=_File)
-        except msgspec.DecodeError as error:
-            raise PlanMismatchError(f"{path} is not a plan of ckpt-planner: {error}") from error
-        runtime = Runtime(file.budget_bytes, file.strategy)
-        runtime.first = Planned(Decision(file.profile, file.solution, file.budget_bytes, file.strategy))
+        decision = read_plan(path)
+        runtime = Runtime(decision.budget_bytes, decision.strategy)
+        runtime.first = Planned(decision)
         return cls(runtime)
 
     def apply(self, model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -289,7 +263,8 @@ class Plan:
         if structure != profile.structure:
             raise PlanMismatchError(
                 f"the plan is for a {profile.model} of another structure (names, shapes or types of parameters and "
-                f"buffers, modes, what is frozen, or the device): {profile.structure} in the plan, {structure} here. Plan again."
+                f"buffers, modes, what is frozen, or the device): {profile.structure} in the plan, {structure} here. "
+                "Plan again."
             )
         if (args or kwargs) and input_signature(args, kwargs) != profile.input_signature:
             raise PlanMismatchError(

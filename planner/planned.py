@@ -15,13 +15,13 @@ from torch import nn
 from .errors import UnsupportedModelError
 from .runtime import Runtime
 
-_CLASSES: dict[type, type] = {}
+_CLASSES: dict[type, type[nn.Module]] = {}
 
 
 def planned_module(model: nn.Module, runtime: Runtime) -> nn.Module:
     """A module that is `model` in everything but that its training calls follow `runtime`'s plans."""
     cls = _planned_class(type(model))
-    made: nn.Module = cls.__new__(cls)
+    made: nn.Module = object.__new__(cls)
     object.__setattr__(made, "__dict__", model.__dict__)
     object.__setattr__(made, "_ckpt_runtime", runtime)
     return made
@@ -31,13 +31,12 @@ def plain_module(model: nn.Module) -> nn.Module:
     """The original's view of a planned module; any other module as it is."""
     if not hasattr(type(model), "_ckpt_original"):
         return model
-    cls = type(model)._ckpt_original
-    made: nn.Module = cls.__new__(cls)
+    made: nn.Module = object.__new__(type(model)._ckpt_original)  # type: ignore[attr-defined]
     object.__setattr__(made, "__dict__", model.__dict__)
     return made
 
 
-def _planned_class(original: type) -> type:
+def _planned_class(original: type[nn.Module]) -> type[nn.Module]:
     made = _CLASSES.get(original)
     if made is None:
         if hasattr(original, "_ckpt_original"):

@@ -216,8 +216,8 @@ class Runtime:
                 "the end of forward",
             )
             log.warning(
-                "a step of %s took another path than planned (operation %d: %s instead of %s); from there on everything "
-                "was kept, so it may have taken more memory than the budget",
+                "a step of %s took another path than planned (operation %d: %s instead of %s); from there on "
+                "everything was kept, so it may have taken more memory than the budget",
                 planned.decision.profile.model,
                 position,
                 found,

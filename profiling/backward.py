@@ -1,7 +1,7 @@
 """Measures the backward pass in place: which node runs when, how long, and what its gradients take.
 
-The pass runs under a plan that keeps little (so that it fits where the plain step does not) and with everything that was
-saved or replayed held on to until it can be let go between two measurements. What is left between the marks is what
+The pass runs under a plan that keeps little (so that it fits where the plain step does not) and with everything that
+was saved or replayed held on to until it can be let go between two measurements. What is left between the marks is what
 backward itself allocates and frees, which no plan changes.
 """
 
@@ -75,7 +75,7 @@ class Measurer(Follower):
 
     def __enter__(self) -> Measurer:
         self._hooks_below = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     @property
@@ -124,7 +124,7 @@ class Measurer(Follower):
 
     # -- backward ---------------------------------------------------------------------------------------------------
 
-    def backward(self, loss: torch.Tensor, parameters: list[torch.nn.Parameter]) -> None:
+    def backward(self, loss: torch.Tensor, parameters: list[torch.Tensor]) -> None:
         """Differentiate `loss` and measure each node; no gradient is left."""
         handles = [self._watch(node) for node in _nodes_of(loss)]
         for parameter in parameters:

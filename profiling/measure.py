@@ -218,7 +218,7 @@ def _measure_backward(
             loss, _ = loss_of(output, loss_fn)
         measurer.finish()
         if diverged is None:
-            inputs = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
+            inputs: list[torch.Tensor] = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
             measurer.backward(loss, [*copy.parameters(), *inputs])
         del output, loss
     seen = [s for s in draft.slots if s.position != UNSEEN]

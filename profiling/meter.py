@@ -11,7 +11,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -84,7 +84,7 @@ class CpuMeter(Meter):
             self._read()
 
     def _read(self) -> None:
-        results = self._profiler.profiler.kineto_results  # type: ignore[union-attr]
+        results: Any = self._profiler.profiler.kineto_results  # type: ignore[union-attr]
         events = []
         for event in results.events():
             name = event.name()

@@ -24,7 +24,7 @@ class _Watch(TorchDispatchMode):
     """Bytes of the `meta` storages that are live, and the most there were."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self._seen: set[int] = set()
         self.peak = 0
@@ -55,7 +55,7 @@ def optimizer_memory(optimizer: Any, model: nn.Module, device: torch.device) -> 
     Raises:
         UnsupportedModelError: the optimizer cannot be stepped on `meta` tensors.
     """
-    cls = optimizer if inspect.isclass(optimizer) else type(optimizer)
+    cls: Any = optimizer if inspect.isclass(optimizer) else type(optimizer)
     if inspect.isclass(optimizer):
         groups, defaults = [{"params": [p for p in model.parameters() if p.requires_grad]}], {}
     else:
@@ -108,7 +108,7 @@ def stepped(optimizer: Any, model: nn.Module) -> Iterator[tuple[Any, int]]:
         return
     trainable = [p for p in model.parameters() if p.requires_grad]
     copies = [nn.Parameter(p.detach().clone()) for p in trainable]
-    cls = optimizer if inspect.isclass(optimizer) else type(optimizer)
+    cls: Any = optimizer if inspect.isclass(optimizer) else type(optimizer)
     accepted = inspect.signature(cls.__init__).parameters
     defaults = {} if inspect.isclass(optimizer) else {k: v for k, v in optimizer.defaults.items() if k in accepted}
     if "lr" in accepted and "lr" not in defaults and accepted["lr"].default is inspect.Parameter.empty:
@@ -118,11 +118,8 @@ def stepped(optimizer: Any, model: nn.Module) -> Iterator[tuple[Any, int]]:
         copy.grad = torch.zeros_like(copy)
     made.step()
     made.zero_grad(set_to_none=True)
-    state = sum(
-        {
-            t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(list(made.state.values()))
-        }.values()
-    )
+    sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(list(made.state.values()))}
+    state = sum(sizes.values())
 
     def take_step() -> None:
         for parameter, copy in zip(trainable, copies, strict=True):

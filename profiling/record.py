@@ -7,11 +7,8 @@ so that a model whose plain step does not fit can be recorded all the same.
 
 from __future__ import annotations
 
-import hashlib
-import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +22,6 @@ from ckpt_planner.profile import Op, Read, Slot, Storage
 from ckpt_planner.replay.calls import (
     call_name,
     is_operation,
-    plain_layout,
     storage_key,
     storage_ref,
     tensors_in,
@@ -33,26 +29,10 @@ from ckpt_planner.replay.calls import (
 )
 from ckpt_planner.replay.group import generator_states
 
+from .describe import call_signature, calling_line
 from .faithful import Faithful, same_bits
 from .meter import Meter
-
-_HERE = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
-_PLANNER = str(Path(call_name.__code__.co_filename).parent.parent)
-
-
-class _Saved:
-    """What is noted of a tensor that autograd saves, until its operation has ended."""
-
-    __slots__ = ("bytes", "key", "plain", "ref", "tensor", "version")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.key = storage_key(tensor)
-        self.plain = self.key is not None and plain_layout(tensor)
-        self.version = version_of(tensor)
-        self.bytes = tensor.untyped_storage().nbytes() if self.key is not None else tensor.numel() * tensor.itemsize
-        self.ref = storage_ref(tensor) if self.key is not None else None
-        self.tensor: torch.Tensor | None = tensor
+from .saved import MOST_SNAPSHOT, Saved, with_snapshots
 
 
 class Recorder(TorchFunctionMode):
@@ -82,7 +62,7 @@ class Recorder(TorchFunctionMode):
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._writes: dict[int, int] = {}
         self._path: list[str] = []
-        self._saved: list[_Saved] = []
+        self._saved: list[Saved] = []
         self._busy = False
         self._sequence = 0
         self.faithful = Faithful(meter)
@@ -104,14 +84,14 @@ class Recorder(TorchFunctionMode):
             hooks.register_module_forward_pre_hook(self._enter_module),
             hooks.register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        self._saving.__enter__()
-        super().__enter__()
+        self._saving.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         self._first_sequence = torch._C._autograd._get_sequence_nr()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._saving.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._saving.__exit__(*error)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
 
@@ -129,32 +109,17 @@ class Recorder(TorchFunctionMode):
     def finish(self) -> tuple[tuple[Storage, ...], tuple[Op, ...], tuple[Slot, ...]]:
         """Everything recorded. Call it when forward and loss have returned and their results are still held."""
         self._poll()
-        for s in self._living:
-            self._storages[s]["death"] = len(self.ops) + 1
-        for s in self._storages:
-            s.setdefault("death", len(self.ops))
+        for living in self._living:
+            self._storages[living]["death"] = len(self.ops) + 1
+        for storage in self._storages:
+            storage.setdefault("death", len(self.ops))
         final = self._writes
         slots = [
             Slot(x.op, x.position, x.storage, x.producer, -1, x.fixed or version != final.get(x.storage, 0))
             for x, version in zip(self.slots, self._slot_versions, strict=True)
         ]
-        return tuple(Storage(**s) for s in self._storages), tuple(self._with_snapshots(final)), tuple(slots)
-
-    def _with_snapshots(self, final: dict[int, int]) -> list[Op]:
-        """What exists before the step and changes during it has to be copied for a replay."""
-        done = []
-        for op in self.ops:
-            snapshot = tuple(
-                p
-                for p, r in enumerate(op.reads)
-                if self._storages[r.storage]["birth"] < 0 and r.version != final.get(r.storage, 0)
-            )
-            if sum(self._storages[op.reads[p].storage]["bytes"] for p in snapshot) > _MOST_SNAPSHOT:
-                reason = "it reads a large tensor from outside the model that forward changes"
-                op = _replace(op, replay="never", reason=op.reason or reason)
-                snapshot = ()
-            done.append(_replace(op, snapshot=snapshot))
-        return done
+        storages = tuple(Storage(**s) for s in self._storages)
+        return storages, with_snapshots(tuple(self.ops), storages, final), tuple(slots)
 
     # -- one call ---------------------------------------------------------------------------------------------------
 
@@ -172,7 +137,7 @@ class Recorder(TorchFunctionMode):
         tensors = [*tensors_in(args), *tensors_in(kwargs)]
         versions = [version_of(t) for t in tensors]
         contents = [self._content(t) for t in tensors]
-        signature = self._signature(name, args, kwargs, tensors)
+        signature = call_signature(name, args, kwargs, tensors, self._device)
         trial = self.faithful.begin(signature, name, func, args, kwargs)
         states = generator_states()
         self._sequence = torch._C._autograd._get_sequence_nr() - self._first_sequence
@@ -236,7 +201,7 @@ class Recorder(TorchFunctionMode):
             Op(
                 name=name,
                 module=self._path[-1] if self._path else "",
-                place=_place(),
+                place=calling_line(),
                 signature=signature,
                 reads=reads,
                 makes=tuple(makes),
@@ -256,7 +221,7 @@ class Recorder(TorchFunctionMode):
     def _content(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A copy of a small tensor from before the step: batch_norm writes its statistics without counting it."""
         s = self._index.get(storage_key(tensor) or 0)
-        if s is None or self._storages[s]["kind"] not in ("buffer", "constant") or tensor.nbytes > _MOST_SNAPSHOT:
+        if s is None or self._storages[s]["kind"] not in ("buffer", "constant") or tensor.nbytes > MOST_SNAPSHOT:
             return None
         return tensor.detach().clone()
 
@@ -297,7 +262,7 @@ class Recorder(TorchFunctionMode):
     # -- what autograd saves ----------------------------------------------------------------------------------------
 
     def _pack(self, tensor: torch.Tensor) -> int:
-        self._saved.append(_Saved(tensor))
+        self._saved.append(Saved(tensor))
         if not self._busy:
             self._flush(None)
         return 0
@@ -306,7 +271,7 @@ class Recorder(TorchFunctionMode):
     def _unpack(_: int) -> torch.Tensor:
         raise CaptureError(
             "the model differentiates inside its own forward (torch.autograd.grad or backward); planning records a "
-            "forward without keeping what that needs. Move the inner gradient out of forward, or plan the part inside it."
+            "forward without keeping what that needs. Move the inner gradient out of forward, or plan a part of it."
         )
 
     def _flush(self, index: int | None, fixed: bool = False) -> tuple[int, ...]:
@@ -333,43 +298,3 @@ class Recorder(TorchFunctionMode):
             self._slot_versions.append(self._writes.get(s, 0))
         self._saved.clear()
         return tuple(hides)
-
-    def _signature(self, name: str, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> str:
-        parts = [name, str(torch.is_grad_enabled()), str(torch.is_autocast_enabled(self._device.type))]
-        parts += [
-            f"{t.dtype}{tuple(t.shape)}{t.stride() if t.layout is torch.strided else t.layout}{t.requires_grad}{t.device}"
-            for t in tensors
-        ]
-        parts.append(_plain(args) + _plain(kwargs))
-        return name + "#" + hashlib.blake2b("|".join(parts).encode(), digest_size=6).hexdigest()
-
-
-_MOST_SNAPSHOT = 1 << 20  # bytes: running statistics and counters are far below, caches and tables above
-
-
-def _plain(value: Any) -> str:
-    """The arguments that are no tensors, as text."""
-    if isinstance(value, torch.Tensor):
-        return "T"
-    if isinstance(value, (tuple, list)):
-        return "(" + ",".join(_plain(v) for v in value) + ")"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{_plain(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, (int, float, bool, str, slice, torch.dtype, torch.device, type(None), type(...))):
-        return repr(value)
-    return type(value).__name__
-
-
-def _replace(op: Op, **changes: Any) -> Op:
-    return Op(**{**{f: getattr(op, f) for f in op.__struct_fields__}, **changes})
-
-
-def _place() -> str:
-    """The line outside torch and this package that made the call."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _PLANNER, _HERE)):
-            return f"{Path(name).name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""

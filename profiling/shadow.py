@@ -37,8 +37,9 @@ def shadow(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model, memo)
     except Exception as error:
         raise UnsupportedModelError(
-            f"{type(model).__name__} holds something that cannot be copied ({type(error).__name__}: {error}). Planning "
-            "runs a copy, so that your model is left as it was; give the attribute a __deepcopy__, or set it up in forward."
+            f"{type(model).__name__} holds something that cannot be copied ({type(error).__name__}: {error}). "
+            "Planning runs a copy, so that your model is left as it was; give the "
+            "attribute a __deepcopy__, or make it in forward."
         ) from error
 
 

@@ -40,7 +40,7 @@ def _describe(value: Any) -> str:
 
 
 def model_structure(model: nn.Module) -> str:
-    """A fingerprint of what decides which operations run: classes, parameters' shapes and types, modes, what is frozen."""
+    """A fingerprint of what decides which operations run: classes, shapes, types, modes, what is frozen."""
     digest = hashlib.blake2b(digest_size=8)
     for name, module in model.named_modules():
         digest.update(f"{name}:{type(module).__qualname__}:{module.training}\n".encode())

@@ -13,14 +13,15 @@ from torch import nn
 from tests.helpers import assert_same_step
 
 ROWS, WIDTH = 512, 16
+LAYERS = 6
 
 
 class Stack(nn.Module):
-    """Linear, `self.middle`, Tanh, three times."""
+    """Linear, `self.middle`, Tanh, six times."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linears = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.linears = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
 
     def middle(self, x: torch.Tensor, layer: int) -> torch.Tensor:
         raise NotImplementedError

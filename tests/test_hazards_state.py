@@ -76,13 +76,13 @@ class Stateful(nn.Module):
 
 def counter(self, x):
     self.n += 1
-    return x * self.n
+    return x * self.n.clone()
 
 
 def counter_without_tracking(self, x):
     with torch.no_grad():
         self.n.add_(1)
-    return torch.sin(x * self.n)
+    return torch.sin(x * float(self.n) + self.n)
 
 
 def counter_replaced(self, x):
@@ -118,7 +118,7 @@ def slot_written(self, x):
 
 def large_buffer(self, x):
     self.large[:, :WIDTH] += x.detach()
-    return x * self.large[:, :WIDTH].cos()
+    return x.sin() * self.large[:, :WIDTH].cos()
 
 
 def codebook(self, x):
@@ -131,11 +131,11 @@ def codebook(self, x):
 
 
 def used_before_and_after(self, x):
-    x = x * self.average.cos()
+    x = (x + self.average).cos()
     self.average += 1
-    x = x.sin() * self.average.cos()
+    x = x.sin() + self.average.cos()
     self.average += 1
-    return x * self.average
+    return x * self.average.sigmoid()
 
 
 def fed_back(self, x):

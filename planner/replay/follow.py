@@ -95,7 +95,8 @@ class Follower(TorchFunctionMode):
     def _note(self, direction: Direction, func: Callable[..., Any], args: Any, kwargs: Any) -> Call:
         group = self._group(direction.group)
         index = len(group.calls)
-        counter, seen = iter(range(1 << 30)), {}
+        counter = iter(range(1 << 30))
+        seen: dict[int, Any] = {}
         call = Call(self.position, func, self._template(args, direction, index, counter, seen), {}, "")
         if kwargs:
             call.kwargs = self._template(kwargs, direction, index, counter, seen)

@@ -91,9 +91,9 @@ class Kept:
         """The tensor, if nobody wrote into it since it was saved."""
         if version_of(self.tensor) != self.version:
             raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a saved "
-                f"tensor of shape {tuple(self.tensor.shape)} is at version {version_of(self.tensor)}; expected version "
-                f"{self.version} instead."
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                f"saved tensor of shape {tuple(self.tensor.shape)} is at version {version_of(self.tensor)}; expected "
+                f"version {self.version} instead."
             )
         return self.tensor
 
@@ -160,7 +160,7 @@ class Group:
         saved: list[torch.Tensor] = []
         with torch.set_grad_enabled(wants_grad), Autocast(call.autocast):
             if call.captured:
-                # The list takes detached tensors and the hook gives nothing back, or the little graph would hold itself.
+                # The list takes detached tensors and the hook gives nothing back, or the graph would hold itself.
                 with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.detach()), lambda t: t):
                     result = call.function(*args, **kwargs)
             else:

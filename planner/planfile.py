@@ -1,0 +1,59 @@
+"""Decisions as files: JSON with the profile that they were decided from. Free of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from .decision import Decision
+from .errors import PlanMismatchError
+from .profile import SCHEMA_VERSION, Profile
+from .solve import Solution
+
+_KIND = "ckpt-planner plan"
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan as it is saved."""
+
+    schema: int
+    kind: str
+    strategy: str
+    budget_bytes: int
+    solution: Solution
+    profile: Profile
+
+
+def write_plan(decision: Decision, path: str | Path) -> None:
+    """Write a decision: keys sorted, no time stamps, so that a diff shows what changed."""
+    d = decision
+    file = _File(SCHEMA_VERSION, _KIND, d.strategy, d.budget_bytes, d.solution, d.profile)
+    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(file, order="sorted"), indent=1) + b"\n")
+
+
+def read_plan(path: str | Path) -> Decision:
+    """Read a decision that `write_plan` wrote.
+
+    Raises:
+        PlanMismatchError: the file is no plan, one of another version of the format, or one that was changed by hand
+            so that it cannot be carried out.
+    """
+    data = Path(path).read_bytes()
+    try:
+        head = msgspec.json.decode(data)
+        if not isinstance(head, dict) or head.get("kind") != _KIND:
+            raise PlanMismatchError(f"{path} is not a plan of ckpt-planner")
+        if head.get("schema") != SCHEMA_VERSION:
+            raise PlanMismatchError(
+                f"{path} has plan format {head.get('schema')}; this version reads {SCHEMA_VERSION}. Plan again."
+            )
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PlanMismatchError(f"{path} is not a plan of ckpt-planner: {error}") from error
+    decision = Decision(file.profile, file.solution, file.budget_bytes, file.strategy)
+    try:
+        _ = decision.timeline
+    except (ValueError, IndexError) as error:
+        raise PlanMismatchError(f"{path} cannot be carried out: {error}") from error
+    return decision

@@ -1,0 +1,53 @@
+"""Names for calls: a signature that is equal for equal work, and the user's line that made the call."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ckpt_planner.replay.calls import call_name
+
+_OURS = (
+    str(Path(__file__).parent),
+    str(Path(torch.__file__).parent),
+    str(Path(call_name.__code__.co_filename).parent.parent),
+)
+
+
+def call_signature(name: str, args: Any, kwargs: Any, tensors: list[torch.Tensor], device: torch.device) -> str:
+    """Function, shapes, types, layouts, options and modes of a call, as a name and a short digest."""
+    parts = [name, str(torch.is_grad_enabled()), str(torch.is_autocast_enabled(device.type))]
+    parts += [
+        f"{t.dtype}{tuple(t.shape)}{t.stride() if t.layout is torch.strided else t.layout}{t.requires_grad}{t.device}"
+        for t in tensors
+    ]
+    parts.append(_plain(args) + _plain(kwargs))
+    return name + "#" + hashlib.blake2b("|".join(parts).encode(), digest_size=6).hexdigest()
+
+
+def _plain(value: Any) -> str:
+    """The arguments that are no tensors, as text."""
+    if isinstance(value, torch.Tensor):
+        return "T"
+    if isinstance(value, (tuple, list)):
+        return "(" + ",".join(_plain(v) for v in value) + ")"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{_plain(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (int, float, bool, str, slice, torch.dtype, torch.device, type(None), type(...))):
+        return repr(value)
+    return type(value).__name__
+
+
+def calling_line() -> str:
+    """The line outside torch and this package that made the call that is being recorded."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OURS):
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

@@ -1,0 +1,48 @@
+"""What is noted of saved tensors, and of what replays need a copy of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import torch
+
+from ckpt_planner.profile import Op, Storage
+from ckpt_planner.replay.calls import plain_layout, storage_key, storage_ref, version_of
+
+MOST_SNAPSHOT = 1 << 20  # bytes: running statistics and counters are far below, caches and tables above
+
+
+class Saved:
+    """What is noted of a tensor that autograd saves, until its operation has ended."""
+
+    __slots__ = ("bytes", "key", "plain", "ref", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.key = storage_key(tensor)
+        self.plain = self.key is not None and plain_layout(tensor)
+        self.version = version_of(tensor)
+        self.bytes = tensor.untyped_storage().nbytes() if self.key is not None else tensor.numel() * tensor.itemsize
+        self.ref = storage_ref(tensor) if self.key is not None else None
+        self.tensor: torch.Tensor | None = tensor
+
+
+def with_snapshots(ops: Sequence[Op], storages: Sequence[Storage], writes: Mapping[int, int]) -> tuple[Op, ...]:
+    """Operations with what they read that exists before the step and changes during it: a replay needs a copy.
+
+    Args:
+        ops: as recorded.
+        storages: as recorded.
+        writes: how often each storage was written in place, by index.
+    """
+    done = []
+    for op in ops:
+        changing = tuple(
+            p for p, r in enumerate(op.reads) if storages[r.storage].birth < 0 and r.version != writes.get(r.storage, 0)
+        )
+        if sum(storages[op.reads[p].storage].bytes for p in changing) > MOST_SNAPSHOT:
+            reason = op.reason or "it reads a large tensor from outside the model that forward changes"
+            done.append(msgspec.structs.replace(op, replay="never", reason=reason))
+        else:
+            done.append(msgspec.structs.replace(op, snapshot=changing))
+    return tuple(done)
