@@ -54,7 +54,8 @@ class Measurer(Follower):
 
     Attributes:
         read_at: for each saved tensor in the order of saving, the last backward step that read it.
-        gone: saved tensors whose node was let go before backward, because nothing that is differentiated needs it.
+        gone: saved tensors whose node was let go before backward, because nothing that is differentiated needs it, and
+            how many operations had passed by then.
     """
 
     def __init__(self, directions: Directions, meter: Meter) -> None:
@@ -63,14 +64,14 @@ class Measurer(Follower):
         self._holding: list[_Holding] = []
         self._held: list[Any] = []
         self._number = 0
-        self._standing: list[weakref.ref[_Numbered]] = []
+        self._standing: dict[int, weakref.ref[_Numbered]] = {}
         self._nodes: list[tuple[str, int, int]] = []
         self._brackets: list[tuple[int, int, int]] = []
         self._opened = 0
         self._gradients: list[tuple[int, int]] = []
         self._seen: set[int] = set()
         self.read_at: dict[int, int] = {}
-        self.gone: set[int] = set()
+        self.gone: dict[int, int] = {}
         self.saving = saved_tensors_hooks(self._pack_outside, self._unpack_outside)
 
     def __enter__(self) -> Measurer:
@@ -95,7 +96,8 @@ class Measurer(Follower):
 
     def _keep(self, packed: Any) -> _Numbered:
         kept = _Numbered(self._number, packed)
-        self._standing.append(weakref.ref(kept))
+        number = self._number
+        self._standing[number] = weakref.ref(kept, lambda _: self.gone.setdefault(number, self.position))
         self._number += 1
         if isinstance(packed, Handle):
             packed.group.handed += 1  # type: ignore[attr-defined]
@@ -107,7 +109,8 @@ class Measurer(Follower):
         return self._keep(super()._pack(tensor, slots))
 
     def _pack_outside(self, tensor: torch.Tensor) -> _Numbered:
-        return self._keep(Kept(tensor))
+        with torch._C.DisableTorchFunction():  # or what is done here would pass by as the model's
+            return self._keep(Kept(tensor))
 
     def _unpack(self, packed: Any) -> torch.Tensor:  # type: ignore[override]
         return self._unpack_outside(packed)
@@ -130,7 +133,7 @@ class Measurer(Follower):
         for parameter in parameters:
             if parameter.requires_grad:
                 handles.append(parameter.register_post_accumulate_grad_hook(self._take_gradient))
-        self.gone = {i for i, ref in enumerate(self._standing) if ref() is None}
+        self._standing.clear()
         self._start = self._meter.mark()
         loss.backward()
         self._end = self._meter.mark()

@@ -244,10 +244,12 @@ def _measure_backward(
         for i, s in enumerate(draft.slots)
         if i not in measurer.gone
     )
-    # Nobody can tell when within forward they went; at its end at the latest.
-    late = {draft.slots[i].storage for i in measurer.gone}
+    # What such a tensor lies in was there as long as its node was.
+    until: dict[int, int] = {}
+    for i, position in measurer.gone.items():
+        until[draft.slots[i].storage] = max(position, until.get(draft.slots[i].storage, 0))
     storages = tuple(
-        msgspec.structs.replace(s, death=max(s.death, len(draft.ops))) if i in late and s.birth >= 0 else s
+        msgspec.structs.replace(s, death=max(s.death, until[i])) if i in until and s.birth >= 0 else s
         for i, s in enumerate(draft.storages)
     )
     return msgspec.structs.replace(

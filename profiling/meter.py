@@ -7,6 +7,7 @@ allocator's counters and CUDA events are.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from abc import ABC, abstractmethod
@@ -64,6 +65,7 @@ class CpuMeter(Meter):
         self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
 
     def __enter__(self) -> Self:
+        gc.collect()  # what an earlier run left behind must not be freed, and counted, within this one
         with _quiet():
             self._profiler.__enter__()
         return self
@@ -127,6 +129,7 @@ class CudaMeter(Meter):
         self._start = 0
 
     def __enter__(self) -> Self:
+        gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         self._start = torch.cuda.memory_allocated(self._device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..profile import Profile
 from ..schedule import Schedule
 
@@ -22,9 +24,13 @@ class Direction:
             the output of one that is only saved; `read` is whether backward is known to read it.
         captured: positions of its saved tensors that its replay has to deliver.
         graded: its replay has to record gradients even where it delivers nothing that it saves.
+        writes: positions of the tensor arguments that it writes into.
+        known: options (arguments that are no tensors) under which it was seen to draw and to write as planned.
     """
 
-    __slots__ = ("captured", "dropped_outputs", "graded", "group", "name", "random", "slots", "snapshot")
+    __slots__ = (
+        "captured", "dropped_outputs", "graded", "group", "known", "name", "random", "slots", "snapshot", "writes",
+    )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -35,6 +41,8 @@ class Direction:
         self.slots: tuple[tuple[int, int, int, bool] | None, ...] = ()
         self.captured: tuple[int, ...] = ()
         self.graded = False
+        self.writes: tuple[int, ...] = ()
+        self.known: set[tuple[Any, ...]] = set()
 
     @property
     def idle(self) -> bool:
@@ -66,6 +74,7 @@ def direct(profile: Profile, schedule: Schedule) -> Directions:
         for i in group.ops:
             op, d = profile.ops[i], directions[i]
             d.group, d.random, d.snapshot, d.graded = number, op.random, op.snapshot, op.replay == "grad"
+            d.writes = tuple(p for p, read in enumerate(op.reads) if read.storage in op.writes)
             d.dropped_outputs = tuple(s in schedule.dropped for s in op.output)
         for index in group.slots:
             slot = profile.slots[index]

@@ -16,9 +16,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from .calls import call_name, is_operation, plain_layout, storage_key, storage_ref, tensors_in
+from .calls import call_name, is_operation, plain_layout, storage_key, storage_ref, tensors_in, version_of
 from .directions import HIDDEN, Direction, Directions
-from .group import Call, Group, Handle, Kept, Ref, Source, generator_states
+from .group import Group, Handle, Kept
+from .noting import Made, Noting, Watch
 
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -36,12 +37,14 @@ class Follower(TorchFunctionMode):
         self._hooks_below: Any = None  # saved-tensor hooks under which the plan may still act
         self._directions = directions.ops
         self._groups: list[Group | None] = [None] * directions.groups
-        # id(tensor) -> (the tensor, weakly; its group, call and output), for results that a replay makes again
-        self._made: dict[int, tuple[weakref.ref[torch.Tensor], int, int, int]] = {}
+        # id(tensor) -> (the tensor, weakly; its group, call, output and version), for results made again
+        self._made: Made = {}
         # (operation, output) -> (storage, call in its group), for results that fill slots
         self._filling: dict[tuple[int, int], tuple[StorageWeakRef, int]] = {}
-        self._unsettled: list[tuple[Handle, int]] = []
-        self._call: Call | None = None
+        # storage -> its version as far as replays account for it
+        self._accounted: dict[int, int] = {}
+        self._unsettled: list[tuple[Handle, int, int]] = []  # and the operation and output that fill it
+        self._watched = False
         self.position = 0
         self.diverged: tuple[int, str, str] | None = None
 
@@ -67,20 +70,37 @@ class Follower(TorchFunctionMode):
         return self._carry_out(direction, func, args, kwargs)
 
     def _carry_out(self, direction: Direction, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        noting = watch = None
         if direction.group >= 0:
-            self._call = self._note(direction, func, args, kwargs)
-        # A saved-tensor hook of the model's own (its own checkpoint, offloading) is on top: leave it to it.
-        if direction.slots and _top_hooks(True) == self._hooks_below:
-            slots = enumerate(direction.slots)
-            with saved_tensors_hooks(lambda t: self._pack(t, slots), self._unpack):
+            noting = Noting(direction, self._group(direction.group), self._made, self._accounted)
+            noting.note(self.position, func, args, kwargs)
+            if not noting.sound:
+                self.diverged = (self.position, direction.name, "a call of that name on other tensors")
+                return func(*args, **kwargs)
+            if not noting.known:
+                watch = Watch(noting)
+        self._watched = watch is not None
+        try:
+            # A saved-tensor hook of the model's own (its own checkpoint, offloading) is on top: leave it to it.
+            if direction.slots and _top_hooks(True) == self._hooks_below:
+                slots = enumerate(direction.slots)
+                with saved_tensors_hooks(lambda t: self._pack(t, slots), self._unpack):
+                    result = func(*args, **kwargs)
+            else:
                 result = func(*args, **kwargs)
-        else:
-            result = func(*args, **kwargs)
-        if not is_operation(result):
-            self.diverged = (self.position, direction.name, "a call of that name without a result")
+        except BaseException:
+            if noting is not None:
+                noting.withdraw()
+            self._unsettled.clear()
+            raise
+        if not is_operation(result) or (watch is not None and not watch.as_planned()):
+            if noting is not None:
+                noting.withdraw()
+            self._unsettled.clear()
+            self.diverged = (self.position, direction.name, "a call of that name that does something else")
             return result
-        if direction.group >= 0:
-            self._bind(direction, result)
+        if noting is not None:
+            self._bind(noting, result)
         if self._unsettled:
             self._settle()
         self.position += 1
@@ -92,62 +112,19 @@ class Follower(TorchFunctionMode):
             group = self._groups[number] = Group()
         return group
 
-    def _note(self, direction: Direction, func: Callable[..., Any], args: Any, kwargs: Any) -> Call:
-        group = self._group(direction.group)
-        index = len(group.calls)
-        counter = iter(range(1 << 30))
-        seen: dict[int, Any] = {}
-        call = Call(self.position, func, self._template(args, direction, index, counter, seen), {}, "")
-        if kwargs:
-            call.kwargs = self._template(kwargs, direction, index, counter, seen)
-        call.captured, call.graded = direction.captured, direction.graded
-        if direction.random:
-            call.states = generator_states()
-        group.calls.append(call)
-        return call
-
-    def _template(
-        self, value: Any, direction: Direction, index: int, counter: Iterator[int], seen: dict[int, Any]
-    ) -> Any:
-        """Arguments with `Ref` and `Source` in place of tensors. (A method: a recursive closure would be a cycle.)
-
-        One tensor given twice has one stand-in: functions ask whether arguments are the same object.
-        """
-        if isinstance(value, torch.Tensor):
-            position = next(counter)
-            if id(value) in seen:
-                return seen[id(value)]
-            made = self._made.get(id(value))
-            if made is not None and made[0]() is value and made[1] == direction.group:
-                group = self._groups[direction.group]
-                assert group is not None
-                group.last_use[made[2], made[3]] = index
-                found: Ref | Source = Ref(made[2], made[3], value.requires_grad)
-            else:
-                found = Source(value, position in direction.snapshot)
-            seen[id(value)] = found
-            return found
-        kind = type(value)
-        if kind is tuple or kind is list:
-            return kind([self._template(v, direction, index, counter, seen) for v in value])
-        if kind is dict:
-            return {k: self._template(v, direction, index, counter, seen) for k, v in value.items()}
-        if (
-            isinstance(value, (tuple, list)) and next(tensors_in(value), None) is not None
-        ):  # torch.return_types and such
-            return tuple([self._template(v, direction, index, counter, seen) for v in value])
-        return value
-
-    def _bind(self, direction: Direction, result: Any) -> None:
+    def _bind(self, noting: Noting, result: Any) -> None:
         """Note which results of this call a replay will make again."""
-        group = self._groups[direction.group]
-        assert group is not None
-        index = len(group.calls) - 1
+        direction = noting.direction
+        if direction.writes:
+            noting.account()
         for output, tensor in enumerate(tensors_in(result)):
             if output < len(direction.dropped_outputs) and direction.dropped_outputs[output]:
-                self._made[id(tensor)] = (weakref.ref(tensor), direction.group, index, output)
-                if storage_key(tensor) is not None:
-                    self._filling[self.position, output] = (storage_ref(tensor), index)
+                version = version_of(tensor)
+                self._made[id(tensor)] = (weakref.ref(tensor), direction.group, noting.index, output, version)
+                key = storage_key(tensor)
+                if key is not None:
+                    self._filling[self.position, output] = (storage_ref(tensor), noting.index)
+                    self._accounted[key] = version
             else:  # an in-place call can return what was made again before, and no longer is
                 self._made.pop(id(tensor), None)
 
@@ -158,29 +135,40 @@ class Follower(TorchFunctionMode):
         number, op, output, read = action
         group = self._group(number)
         if output == HIDDEN:
-            return self._hand(group, (len(group.calls) - 1, position, 0), tensor, read)
+            return self._hand(group, (len(group.calls) - 1, position, 0), tensor, read, op, output, self._watched)
         filling = self._filling.get((op, output))
-        if filling is not None:
-            same = filling[0].cdata == storage_key(tensor)
-            return self._hand(group, (filling[1], output, -1), tensor, read) if same else Kept(tensor)
-        if op == self.position:  # it is a result of this very call, which has not returned yet
-            handle = self._hand(group, (len(group.calls) - 1, output, -1), tensor, read)
-            handle.kept = Kept(tensor)
-            self._unsettled.append((handle, output))
-            return handle
-        return Kept(tensor)
+        if filling is None:
+            if op != self.position:
+                return Kept(tensor)  # otherwise it is a result of this very call, which has not returned yet
+            return self._hand(group, (len(group.calls) - 1, output, -1), tensor, read, op, output, True)
+        if filling[0].cdata != storage_key(tensor):
+            return Kept(tensor)
+        # Another version than the last that a replay accounts for: this very call may have written, or something that
+        # does not run again.
+        unsure = self._watched or self._accounted.get(filling[0].cdata) != version_of(tensor)
+        return self._hand(group, (filling[1], output, -1), tensor, read, op, output, unsure)
 
-    def _hand(self, group: Group, key: tuple[int, int, int], tensor: torch.Tensor, read: bool) -> Handle:
+    def _hand(
+        self, group: Group, key: tuple[int, int, int], tensor: torch.Tensor, read: bool, op: int, output: int, unsure: bool
+    ) -> Handle:
         if read:
             group.expected[key] = group.expected.get(key, 0) + 1
-        return Handle(group, key, tensor)
+        handle = Handle(group, key, tensor)
+        if unsure:  # until the call has returned
+            handle.kept = Kept(tensor)
+            self._unsettled.append((handle, op, output))
+        return handle
 
     def _settle(self) -> None:
-        """Let the tensors go whose calls have returned what was expected of them."""
-        for handle, output in self._unsettled:
+        """Let the tensors go whose calls have done what was expected of them."""
+        for handle, op, output in self._unsettled:
             assert handle.kept is not None
-            filling = self._filling.get((self.position, output))
-            if filling is not None and filling[0].cdata == storage_key(handle.kept.tensor):
+            filling = self._filling.get((op, output))
+            if output == HIDDEN or (
+                filling is not None
+                and filling[0].cdata == storage_key(handle.kept.tensor)
+                and self._accounted.get(filling[0].cdata) == handle.kept.version
+            ):
                 handle.kept = None
         self._unsettled.clear()
 
@@ -189,7 +177,7 @@ class Follower(TorchFunctionMode):
         self._made.clear()
         self._filling.clear()
         self._groups.clear()
-        self._call = None
+        self._accounted.clear()
 
     @staticmethod
     def _unpack(packed: Any) -> torch.Tensor:

@@ -1,0 +1,139 @@
+"""Noting one call down for its replay, and noticing when a call of the planned name does other things than planned."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .calls import storage_key, tensors_in, version_of
+from .directions import Direction
+from .group import Call, Group, Ref, Source, generator_states
+
+MOST_KNOWN = 32  # kinds of arguments remembered for an operation
+_MOST_WATCHED = 1 << 16  # bytes: statistics and counters, which some kernels write without counting it
+
+Made = dict[int, tuple["weakref.ref[torch.Tensor]", int, int, int, int]]
+
+
+class Noting:
+    """One call on its way into its group.
+
+    Attributes:
+        sound: whether the tensors are such that a replay does what this call does.
+        known: whether a call with these options has been seen to draw and write as planned.
+    """
+
+    __slots__ = ("_accounted", "_made", "_plain", "_seen", "call", "direction", "group", "index", "known", "sound", "tensors")
+
+    def __init__(self, direction: Direction, group: Group, made: Made, accounted: dict[int, int]) -> None:
+        self.direction, self.group, self._made, self._accounted = direction, group, made, accounted
+        self.index = len(group.calls)
+        self.tensors: list[torch.Tensor] = []
+        self._seen: dict[int, Ref | Source] = {}
+        self._plain: list[Any] = []
+        self.sound, self.known = True, False
+
+    def note(self, position: int, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Put the call into the group, if it is sound."""
+        direction = self.direction
+        call = self.call = Call(position, func, self._template(args), {}, "")
+        if kwargs:
+            call.kwargs = self._template(kwargs)
+        call.captured, call.graded = direction.captured, direction.graded
+        for p in direction.writes:
+            found = self._seen.get(id(self.tensors[p])) if p < len(self.tensors) else None
+            if found is None or (type(found) is Source and not found.copied):
+                self.sound = False
+        if not self.sound:
+            return
+        key = tuple(self._plain)
+        try:
+            self.known = key in direction.known
+            if not self.known and len(direction.known) < MOST_KNOWN:
+                self.known = not direction.known  # the first is the one that was profiled
+                direction.known.add(key)
+        except TypeError:  # not hashable
+            self.known = False
+        if direction.random:
+            call.states = generator_states()
+        self.group.calls.append(call)
+
+    def _template(self, value: Any) -> Any:
+        """Arguments with `Ref` and `Source` in place of tensors. (A method: a recursive closure would be a cycle.)
+
+        One tensor given twice has one stand-in: functions ask whether arguments are the same object.
+        """
+        if isinstance(value, torch.Tensor):
+            return self._stand_in(value)
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind([self._template(v) for v in value])
+        if kind is dict:
+            self._plain.extend(value)
+            return {k: self._template(v) for k, v in value.items()}
+        if isinstance(value, (tuple, list)) and next(tensors_in(value), None) is not None:
+            return tuple([self._template(v) for v in value])  # torch.return_types and such
+        self._plain.append(value)
+        return value
+
+    def _stand_in(self, tensor: torch.Tensor) -> Ref | Source:
+        position = len(self.tensors)
+        self.tensors.append(tensor)
+        self._plain.append(torch.Tensor)
+        found = self._seen.get(id(tensor))
+        if found is not None:
+            return found
+        made = self._made.get(id(tensor))
+        if made is not None and made[0]() is tensor and made[1] == self.direction.group:
+            if version_of(tensor) != made[4] and self._accounted.get(storage_key(tensor) or 0) != version_of(tensor):
+                self.sound = False  # something that does not run again wrote into it
+            self.group.last_use[made[2], made[3]] = self.index
+            found = Ref(made[2], made[3], tensor.requires_grad)
+        else:
+            found = Source(tensor, position in self.direction.snapshot)
+        self._seen[id(tensor)] = found
+        return found
+
+    def account(self) -> None:
+        """After the call: note the versions of what it wrote into as planned."""
+        for p in self.direction.writes:
+            key = storage_key(self.tensors[p])
+            if key is not None:
+                self._accounted[key] = version_of(self.tensors[p])
+
+    def withdraw(self) -> None:
+        """Take the call out of its group again."""
+        del self.group.calls[self.index :]
+
+
+class Watch:
+    """What a call with options that were not seen before draws and writes. Make it right before the call."""
+
+    __slots__ = ("_contents", "_noting", "_states", "_versions")
+
+    def __init__(self, noting: Noting) -> None:
+        self._noting = noting
+        self._states = generator_states()
+        self._versions, self._contents = [], []
+        for p, tensor in enumerate(noting.tensors):
+            if p not in noting.direction.writes:
+                self._versions.append((tensor, version_of(tensor)))
+                if tensor.is_leaf and not tensor.requires_grad and tensor.nbytes <= _MOST_WATCHED:
+                    self._contents.append((tensor, tensor.detach().clone()))
+
+    def as_planned(self) -> bool:
+        """After the call: whether a replay does the same. What it drew is noted for the replay."""
+        with torch.no_grad():
+            for tensor, version in self._versions:
+                if version_of(tensor) != version:
+                    return False
+            for tensor, content in self._contents:
+                if not bool(((tensor == content) | ((tensor != tensor) & (content != content))).all()):
+                    return False
+        call = self._noting.call
+        if call.states is None and not all(map(torch.equal, self._states, generator_states())):
+            call.states = self._states
+        return True
