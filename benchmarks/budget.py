@@ -87,6 +87,7 @@ def run(name: str, share: float, small: bool, repeats: int) -> Row:
         refused, budget, begin = True, error.minimum_bytes, time.perf_counter()
         plan = plan_for(made, budget)
     planning = time.perf_counter() - begin
+    measured = plan.measure().peak_bytes
     identical = "yes"
     try:
         plan.verify()
@@ -100,7 +101,6 @@ def run(name: str, share: float, small: bool, repeats: int) -> Row:
         repeats,
     )
     made.model.zero_grad(set_to_none=True)
-    measured = plan.measure().peak_bytes
     spent = ratio(seconds, "planned", "plain") - 1
     return Row(
         name, share, plain, budget, refused, plan.peak_bytes, measured, plan.overhead, spent, identical, planning

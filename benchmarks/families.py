@@ -465,6 +465,7 @@ def wav2vec2(small: bool) -> Family:
         num_conv_pos_embedding_groups=4,
         mask_time_prob=0.2,
         mask_time_length=2,
+        layerdrop=0.0,  # it skips layers at random: such a step is another one than was planned
     )
     batch = s["batch"] // 2
     kwargs = {
@@ -508,6 +509,31 @@ class Encoder(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.head(self.layers(self.embedding(ids), src_key_padding_mask=ids < 16))
+
+
+class StackedTagger(nn.Module):
+    """Recurrent layers one by one, with residual connections and dropout between them."""
+
+    def __init__(self, width: int, layers: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.layers = nn.ModuleList(nn.LSTM(width, width, batch_first=True) for _ in range(layers))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = x + F.dropout(layer(x)[0], 0.2, self.training)
+        return self.head(x)
+
+
+@family
+def lstm_stack(small: bool) -> Family:
+    s = sizes(small)
+    ids = tokens(s["batch"], s["length"])
+    y = torch.randint(CLASSES, ids.shape)
+    model = StackedTagger(s["width"], 4)
+    return Family(model, (ids,), {}, lambda logits: F.cross_entropy(logits.flatten(0, 1), y.flatten()))
 
 
 @family

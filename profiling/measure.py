@@ -123,6 +123,7 @@ def _record(
 ) -> tuple[Profile, list[int]]:
     copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
     with meter:
+        begin = meter.mark()
         recorder = Recorder(copy, _known(copy, args, kwargs), meter, device)
         with recorder:
             output = _call(copy, args, kwargs)
@@ -131,6 +132,7 @@ def _record(
         storages, ops, slots = recorder.finish()
         sizes = resident(copy, args, kwargs, device)
         del output, loss
+        end = meter.mark()
     samples: dict[str, list[float]] = {}
     for op, marks in zip(ops, recorder.marks, strict=True):
         samples.setdefault(op.signature, []).append(meter.seconds(*marks))
@@ -164,6 +166,7 @@ def _record(
         rng_state_bytes=sum(s.nbytes for s in generator_states() if s.device.type == device.type),
         replay_op_seconds=REPLAY_OP_SECONDS,
         replay_group_seconds=REPLAY_GROUP_SECONDS,
+        profiling_peak_bytes=_with_copies(sizes) + meter.peak(begin, end),
         loss=origin,
     )
     return profile, recorder.sequences
@@ -190,6 +193,11 @@ def _with_unseen(
     return tuple(more_storages), tuple(more_slots)
 
 
+def _with_copies(sizes: dict[str, int]) -> int:
+    """Bytes that are there while a stand-in is measured: the user's, and its own buffers and inputs."""
+    return sizes["parameter"] + 2 * (sizes["buffer"] + sizes["input"])
+
+
 def _typical(seconds: list[float]) -> float:
     """The median, or the least of two: the first run of a kernel in a process is often far slower."""
     ordered = sorted(seconds)
@@ -209,6 +217,7 @@ def _measure_backward(
     copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
     meter = make_meter(device)
     with meter:
+        begin = meter.mark()
         measurer = Measurer(direct(draft, Schedule(draft, dropped)), meter)
         with measurer.saving:
             start = torch._C._autograd._get_sequence_nr()
@@ -221,6 +230,7 @@ def _measure_backward(
             inputs: list[torch.Tensor] = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
             measurer.backward(loss, [*copy.parameters(), *inputs])
         del output, loss
+        end = meter.mark()
     seen = [s for s in draft.slots if s.position != UNSEEN]
     if diverged is not None or len(seen) != measurer.saved_count:
         where = (
@@ -252,6 +262,13 @@ def _measure_backward(
         msgspec.structs.replace(s, death=max(s.death, until[i])) if i in until and s.birth >= 0 else s
         for i, s in enumerate(draft.storages)
     )
+    sizes = {"parameter": draft.parameter_bytes, "buffer": draft.buffer_bytes, "input": draft.input_bytes}
     return msgspec.structs.replace(
-        draft, storages=storages, slots=slots, steps=tuple(placed), gradient_bytes=gradients, end_live_bytes=end_live
+        draft,
+        storages=storages,
+        slots=slots,
+        steps=tuple(placed),
+        gradient_bytes=gradients,
+        end_live_bytes=end_live,
+        profiling_peak_bytes=max(draft.profiling_peak_bytes, _with_copies(sizes) + meter.peak(begin, end)),
     )
