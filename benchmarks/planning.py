@@ -29,7 +29,9 @@ def main() -> None:
             f"budget {share:.0%}: solved in {time.perf_counter() - begin:.1f} s, recompute "
             f"{solution.recompute_seconds / profile.step_seconds:.1%} of a step, gap {solution.gap:.1%}, {solution.status.name}"
         )
-    print(f"peak while profiling {format_bytes(profile.profiling_peak_bytes)}; smallest budget {format_bytes(smallest)}")
+    print(
+        f"peak while profiling {format_bytes(profile.profiling_peak_bytes)}; smallest budget {format_bytes(smallest)}"
+    )
     begin = time.perf_counter()
     optimize(subject.model, "75%", subject.args, subject.kwargs)
     print(f"optimize, profile, solver and rehearsal included: {time.perf_counter() - begin:.1f} s")

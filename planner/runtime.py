@@ -99,6 +99,8 @@ class Runtime:
     def adopt(self, model: nn.Module) -> None:
         """Take the first decision for calls of its kind on `model`, in the mode that the model is in now."""
         assert self.first is not None
+        for direction in self.first.directions.ops if self.first.directions is not None else ():
+            direction.known.add((self.first,))  # no call is: the model may draw where it did not when it was profiled
         modes = tuple(m.training for m in model.modules())
         frozen = tuple(p.requires_grad for p in model.parameters())
         self.cache[self.first.decision.profile.input_signature, modes, frozen] = self.first

@@ -7,6 +7,7 @@ whose result has no meaning before it is written into.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,10 @@ class Faithful:
             return None
         if any(isinstance(v, torch.Generator) for v in (*args, *kwargs.values())):
             self._verdicts[signature] = ("never", "it draws from a torch.Generator of its own")
+            return None
+        mutable = _mutable((args, kwargs))
+        if mutable:  # an array, a function: what it holds may be another in backward
+            self._verdicts[signature] = ("never", f"it is given a {mutable}, whose contents may change before backward")
             return None
         if name in _UNWRITTEN:
             self._verdicts[signature] = ("plain", "")
@@ -130,6 +135,23 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         if torch.equal(a, b):
             return True
         return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _mutable(value: Any) -> str:
+    """The type of an argument that is neither a tensor nor immutable; "" if there is none."""
+    if isinstance(value, (tuple, list)):
+        return next(filter(None, map(_mutable, value)), "")
+    if isinstance(value, dict):
+        return next(filter(None, map(_mutable, value.values())), "")
+    if isinstance(value, slice):
+        return _mutable((value.start, value.stop, value.step))
+    return "" if value is None or isinstance(value, _IMMUTABLE) else type(value).__name__
+
+
+_IMMUTABLE = (
+    torch.Tensor, int, float, complex, str, bytes, enum.Enum, range, type, type(...), torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool, torch._C.DispatchKey,
+)  # fmt: skip
 
 
 def _copied(value: Any) -> Any:

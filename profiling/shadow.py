@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ckpt_planner.errors import UnsupportedModelError
+from ckpt_planner.replay.calls import tensors_in
 from ckpt_planner.replay.group import generator_states, set_generator_states
 
 
@@ -30,9 +31,10 @@ def shadow(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = _alias(parameter)
-    for buffer in model.buffers():
-        if buffer is not None:
-            memo[id(buffer)] = buffer.detach().clone()
+    for module in model.modules():
+        for tensor in tensors_in(vars(module)):
+            if not tensor.is_leaf and id(tensor) not in memo:  # left from a forward: weight_norm's weight, a state
+                memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:

@@ -54,10 +54,10 @@ def test_adapters_on_a_frozen_base_train(requires_grad: bool) -> None:
 
 def test_a_frozen_prefix_costs_nothing() -> None:
     plan = assert_same_step(lambda: adapted(3), rows())
-    profile, again = plan.profile, plan.decision.schedule.again
-    prefix = [i for i, op in enumerate(profile.ops) if op.module.split(".")[0] in ("0", "1", "2", "3", "4")]
+    profile = plan.profile
+    prefix = {i for i, op in enumerate(profile.ops) if op.module.split(".")[0] in ("0", "1", "2", "3", "4")}
     assert prefix
-    assert not set(prefix) & again
+    assert not any(slot.op in prefix for slot in profile.slots)
 
 
 # -- signatures -----------------------------------------------------------------------------------------------------
@@ -216,7 +216,9 @@ def test_other_shapes_are_planned_again_and_said(caplog: pytest.LogCaptureFixtur
     model.load_state_dict(plain.state_dict())
     plan = planned(model, rows(), loss_fn=default_loss)
     for number, count in enumerate((512, 400, 512, 400, 64)):
-        assert not differences(*(one_step(c, m, rows(count), {}, None, number) for c, m in ((plain, plain), (plan.model, model))))
+        assert not differences(
+            *(one_step(c, m, rows(count), {}, None, number) for c, m in ((plain, plain), (plan.model, model)))
+        )
     assert len(plan._runtime.cache) == 3
     assert sum("planned Sequential for (float32[400,16]" in r.message for r in caplog.records) == 1
 
@@ -230,7 +232,9 @@ def test_partly_frozen_or_in_eval_mode_is_planned_again() -> None:
         for m in (plain, model):
             m[0].requires_grad_(number % 2 == 0)
             m[1].train(number < 2)
-        assert not differences(*(one_step(c, m, rows(), {}, None, number) for c, m in ((plain, plain), (plan.model, model))))
+        assert not differences(
+            *(one_step(c, m, rows(), {}, None, number) for c, m in ((plain, plain), (plan.model, model)))
+        )
     assert len(plan._runtime.cache) == 4
 
 
@@ -322,7 +326,12 @@ def test_transformers_cache_grows_once() -> None:
 
     def make() -> nn.Module:
         config = LlamaConfig(
-            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, use_cache=True
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            use_cache=True,
         )
         return LlamaForCausalLM(config)
 
@@ -336,7 +345,9 @@ def test_planned_before_the_first_call() -> None:
     torch.manual_seed(0)
     plain, model = mlp(), mlp()
     model.load_state_dict(plain.state_dict())
-    plan = optimize(model, budget="60%", loss_fn=default_loss)
+    plan = optimize(model, budget="85%", loss_fn=default_loss)
     for number in range(2):
-        assert not differences(*(one_step(c, m, rows(), {}, None, number) for c, m in ((plain, plain), (plan.model, model))))
+        assert not differences(
+            *(one_step(c, m, rows(), {}, None, number) for c, m in ((plain, plain), (plan.model, model)))
+        )
     assert plan.planned

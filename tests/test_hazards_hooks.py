@@ -131,7 +131,9 @@ def test_saved_tensor_hooks_of_the_user() -> None:
     class Offloads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = (nn.Sequential(*[p for _ in range(3) for p in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]) for _ in range(2))
+            self.a, self.b = (
+                nn.Sequential(*[p for _ in range(3) for p in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]) for _ in range(2)
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.autograd.graph.save_on_cpu():
@@ -159,7 +161,10 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.how = how
         self.blocks = nn.ModuleList(
-            [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2), nn.Tanh(), nn.BatchNorm1d(WIDTH)) for _ in range(5)]
+            [
+                nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2), nn.Tanh(), nn.BatchNorm1d(WIDTH))
+                for _ in range(5)
+            ]
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

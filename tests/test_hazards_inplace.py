@@ -145,7 +145,7 @@ def halves_written(self, x, n):
     y = x.clone()
     left, right = y[:, : WIDTH // 2], y[:, WIDTH // 2 :]
     left.mul_(2)
-    right.copy_(left.sin())
+    right.copy_(x[:, WIDTH // 2 :].sin())
     return y.sigmoid()
 
 

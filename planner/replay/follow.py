@@ -149,7 +149,14 @@ class Follower(TorchFunctionMode):
         return self._hand(group, (filling[1], output, -1), tensor, read, op, output, unsure)
 
     def _hand(
-        self, group: Group, key: tuple[int, int, int], tensor: torch.Tensor, read: bool, op: int, output: int, unsure: bool
+        self,
+        group: Group,
+        key: tuple[int, int, int],
+        tensor: torch.Tensor,
+        read: bool,
+        op: int,
+        output: int,
+        unsure: bool,
     ) -> Handle:
         if read:
             group.expected[key] = group.expected.get(key, 0) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,9 @@ class Noting:
         known: whether a call with these options has been seen to draw and write as planned.
     """
 
-    __slots__ = ("_accounted", "_made", "_plain", "_seen", "call", "direction", "group", "index", "known", "sound", "tensors")
+    __slots__ = (
+        "_accounted", "_made", "_plain", "_seen", "call", "direction", "group", "index", "known", "sound", "tensors",
+    )  # fmt: skip
 
     def __init__(self, direction: Direction, group: Group, made: Made, accounted: dict[int, int]) -> None:
         self.direction, self.group, self._made, self._accounted = direction, group, made, accounted
@@ -49,12 +52,10 @@ class Noting:
                 self.sound = False
         if not self.sound:
             return
-        key = tuple(self._plain)
+        if not direction.known:
+            self.remember()  # the first is the one that was profiled
         try:
-            self.known = key in direction.known
-            if not self.known and len(direction.known) < MOST_KNOWN:
-                self.known = not direction.known  # the first is the one that was profiled
-                direction.known.add(key)
+            self.known = tuple(self._plain) in direction.known
         except TypeError:  # not hashable
             self.known = False
         if direction.random:
@@ -97,6 +98,12 @@ class Noting:
         self._seen[id(tensor)] = found
         return found
 
+    def remember(self) -> None:
+        """These options are known to be harmless from now on."""
+        if len(self.direction.known) < MOST_KNOWN:
+            with contextlib.suppress(TypeError):  # not hashable
+                self.direction.known.add(tuple(self._plain))
+
     def account(self) -> None:
         """After the call: note the versions of what it wrote into as planned."""
         for p in self.direction.writes:
@@ -134,6 +141,8 @@ class Watch:
                 if not bool(((tensor == content) | ((tensor != tensor) & (content != content))).all()):
                     return False
         call = self._noting.call
-        if call.states is None and not all(map(torch.equal, self._states, generator_states())):
+        if call.states is not None or all(map(torch.equal, self._states, generator_states())):
+            self._noting.remember()
+        else:
             call.states = self._states
         return True
