@@ -47,8 +47,8 @@ class Row(NamedTuple):
     planning: float
 
     HEAD = (
-        "| family | share | plain peak | budget | predicted | measured | error | overhead predicted | overhead measured "
-        "| identical | planning |\n|---|---|---|---|---|---|---|---|---|---|---|"
+        "| family | share | plain peak | budget | predicted | measured | error | overhead predicted "
+        "| overhead measured | identical | planning |\n|---|---|---|---|---|---|---|---|---|---|---|"
     )
 
     @property
@@ -117,14 +117,19 @@ def section(rows: list[Row], command: str) -> str:
         f"    {command}",
         "",
         f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s), Python "
-        f"{platform.python_version()}, torch {torch.__version__}. Bytes in MB (10^6). The budget is the resident bytes and the "
-        "given share of what the plain step takes above them; where that is marked refused, no plan keeps it, and the row is for the "
-        "smallest budget that the error named. Overheads are shares of the plain step's time: predicted by the plan, and "
+        f"{platform.python_version()}, torch {torch.__version__}. Bytes in MB (10^6). The budget is the resident "
+        "bytes and the given share of what the plain step takes above them; where that is marked "
+        "refused, no plan keeps "
+        "it, and the row is for the smallest budget that the error named. Overheads are shares of "
+        "the plain step's time: "
+        "predicted by the plan, and "
         "measured as the median over interleaved steps.",
         "",
-        f"{len({row.family for row in rows})} families, {len(rows)} cases: in {kept} the measured peak is within the budget and "
-        f"within 2 % of the predicted one, and loss, gradients, buffers and generators are bit-identical; {refused} budgets "
-        "were refused, and their named minimum planned instead.",
+        f"{len({row.family for row in rows})} families, {len(rows)} cases: in {kept} the measured "
+        f"peak is within the budget "
+        f"and within 2 % of the predicted one, and loss, gradients, buffers and generators are "
+        f"bit-identical; {refused} "
+        "budgets were refused, and their named minimum planned instead.",
         "",
         Row.HEAD,
         *map(str, rows),

@@ -27,7 +27,7 @@ def main() -> None:
         solution = solve(make_problem(profile, budget))
         print(
             f"budget {share:.0%}: solved in {time.perf_counter() - begin:.1f} s, recompute "
-            f"{solution.recompute_seconds / profile.step_seconds:.1%} of a step, gap {solution.gap:.1%}, {solution.status.name}"
+            f"{solution.recompute_seconds / profile.step_seconds:.1%} of a step, gap {solution.gap:.1%}"
         )
     print(
         f"peak while profiling {format_bytes(profile.profiling_peak_bytes)}; smallest budget {format_bytes(smallest)}"
