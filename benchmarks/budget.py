@@ -14,6 +14,7 @@ import platform
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +74,13 @@ def plan_for(made: Family, budget: int) -> Plan:
     return optimize(made.model, budget, made.args, made.kwargs, made.loss_fn)
 
 
+def clock() -> tuple[Callable[[], float], str]:
+    """What steps are timed by, and its name: with one thread, CPU time is free of what else runs."""
+    if torch.get_num_threads() == 1:
+        return time.process_time, "the process's CPU time"
+    return time.perf_counter, "the clock"
+
+
 def run(name: str, share: float, small: bool, repeats: int) -> Row:
     """Plan a family at a share of its memory, and look at what that did."""
     made = build(name, small)
@@ -99,6 +107,7 @@ def run(name: str, share: float, small: bool, repeats: int) -> Row:
             "plain": step(made.model, made.args, made.kwargs, made.loss_fn),
         },
         repeats,
+        clock()[0],
     )
     made.model.zero_grad(set_to_none=True)
     spent = ratio(seconds, "planned", "plain") - 1
@@ -117,19 +126,16 @@ def section(rows: list[Row], command: str) -> str:
         f"    {command}",
         "",
         f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s), Python "
-        f"{platform.python_version()}, torch {torch.__version__}. Bytes in MB (10^6). The budget is the resident "
-        "bytes and the given share of what the plain step takes above them; where that is marked "
-        "refused, no plan keeps "
-        "it, and the row is for the smallest budget that the error named. Overheads are shares of "
-        "the plain step's time: "
-        "predicted by the plan, and "
-        "measured as the median over interleaved steps.",
+        f"{platform.python_version()}, torch {torch.__version__}. Bytes in MB (10^6). The budget is "
+        "the resident bytes and the given share of what the plain step takes above them; where that "
+        "is marked refused, no plan keeps it, and the row is for the smallest budget that the error "
+        "named. Overheads are shares of the plain step's time: predicted by the plan, and measured "
+        f"as the median over interleaved steps, by {clock()[1]}.",
         "",
         f"{len({row.family for row in rows})} families, {len(rows)} cases: in {kept} the measured "
-        f"peak is within the budget "
-        f"and within 2 % of the predicted one, and loss, gradients, buffers and generators are "
-        f"bit-identical; {refused} "
-        "budgets were refused, and their named minimum planned instead.",
+        "peak is within the budget and within 2 % of the predicted one, and loss, gradients, buffers "
+        f"and generators are bit-identical; {refused} budgets were refused, and their named minimum "
+        "planned instead.",
         "",
         Row.HEAD,
         *map(str, rows),

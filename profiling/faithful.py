@@ -20,7 +20,7 @@ from ckpt_planner.replay.group import generator_states, set_generator_states
 
 from .meter import Meter
 
-_UNWRITTEN = {"torch.empty", "torch.empty_like", "torch.empty_strided", "Tensor.new_empty", "Tensor.new_empty_strided"}
+UNWRITTEN = {"torch.empty", "torch.empty_like", "torch.empty_strided", "Tensor.new_empty", "Tensor.new_empty_strided"}
 
 Verdict = tuple[Replay, str]
 
@@ -44,7 +44,7 @@ class Faithful:
         if mutable:  # an array, a function: what it holds may be another in backward
             self._verdicts[signature] = ("never", f"it is given a {mutable}, whose contents may change before backward")
             return None
-        if name in _UNWRITTEN:
+        if name in UNWRITTEN:
             self._verdicts[signature] = ("plain", "")
             return None
         base = name.rsplit(".", 1)[-1]

@@ -30,9 +30,10 @@ from ckpt_planner.replay.calls import (
 from ckpt_planner.replay.group import generator_states
 
 from .describe import call_signature, calling_line
-from .faithful import Faithful, same_bits
+from .faithful import UNWRITTEN, Faithful, same_bits
 from .meter import Meter
 from .saved import MOST_SNAPSHOT, Saved, with_snapshots
+from .unseen import fingerprint, spoil
 
 
 class Recorder(TorchFunctionMode):
@@ -44,9 +45,7 @@ class Recorder(TorchFunctionMode):
         meter: entered already.
         device: where the model computes.
 
-    Attributes:
-        storages, ops, slots: as in `Profile`; the slots' steps are still unknown (-1).
-        marks: the meter's marks before and after each operation.
+    `marks` holds the meter's marks before and after each operation.
     """
 
     def __init__(
@@ -59,11 +58,13 @@ class Recorder(TorchFunctionMode):
         self._index: dict[int, int] = {}
         self._refs: list[StorageWeakRef | None] = []
         self._living: list[int] = []
-        self._made: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._made: dict[int, tuple[weakref.ref[torch.Tensor], int, int, int]] = {}  # and version, writes
         self._writes: dict[int, int] = {}
         self._path: list[str] = []
         self._saved: list[Saved] = []
         self._busy = False
+        self._prints: dict[int, int] = {}
+        self._unseen: set[int] = set()
         self._sequence = 0
         self.faithful = Faithful(meter)
         self._inside = True
@@ -135,6 +136,7 @@ class Recorder(TorchFunctionMode):
             return result
         self._poll()
         tensors = [*tensors_in(args), *tensors_in(kwargs)]
+        self._compare(tensors)
         versions = [version_of(t) for t in tensors]
         contents = [self._content(t) for t in tensors]
         signature = call_signature(name, args, kwargs, tensors, self._device)
@@ -158,18 +160,18 @@ class Recorder(TorchFunctionMode):
             if version_of(t) != v or (c is not None and not same_bits(c, t))
         ]
         verdict = self.faithful.end(trial, signature, func, args, kwargs, result, states, random, bool(changed))
-        self._note(name, args, kwargs, result, (first, last), (tensors, changed, signature, random, verdict))
+        self._note(name, args, kwargs, result, (first, last), (tensors, versions, changed, signature, random, verdict))
         return result
 
     def _note(self, name: str, args: Any, kwargs: Any, result: Any, marks: Any, details: Any) -> None:
         if details is None:
             tensors = [*tensors_in(args), *tensors_in(kwargs)]
-            details = (tensors, [], name, False, ("plain", ""))
+            details = (tensors, [version_of(t) for t in tensors], [], name, False, ("plain", ""))
             mark = self._meter.mark()
             marks = (mark, mark)
-        tensors, changed, signature, random, (replay, reason) = details
+        tensors, versions, changed, signature, random, (replay, reason) = details
         index = len(self.ops)
-        reads = tuple(self._read(t) for t in tensors)
+        reads = tuple(map(self._read, tensors, versions))
         writes = tuple(sorted({reads[i].storage for i in changed}))
         for s in writes:
             self._writes[s] = self._writes.get(s, 0) + 1
@@ -193,8 +195,9 @@ class Recorder(TorchFunctionMode):
             ):
                 choices.append(s)
             output.append(s)
-            self._made[id(tensor)] = (weakref.ref(tensor), index)
+            self._made[id(tensor)] = (weakref.ref(tensor), index, version_of(tensor), self._writes.get(s, 0))
         hides = self._flush(index, fixed=bool(changed))
+        self._print([*(tensors[i] for i in changed), *tensors_in(result)], name)
         self.marks.append(marks)
         self.sequences.append(self._sequence)
         self.ops.append(
@@ -218,6 +221,27 @@ class Recorder(TorchFunctionMode):
             )
         )
 
+    def _compare(self, tensors: list[torch.Tensor]) -> None:
+        """Note what was written into since the last call without a call that passed by."""
+        for tensor in tensors:
+            s = self._index.get(storage_key(tensor) or 0)
+            if s is None or self._storages[s]["kind"] == "parameter":
+                continue
+            found = fingerprint(tensor)
+            if self._prints.setdefault(s, found) != found:
+                self._prints[s] = found
+                self._writes[s] = self._writes.get(s, 0) + 1
+                self._unseen.add(s)
+
+    def _print(self, tensors: list[torch.Tensor], name: str) -> None:
+        """Note what the call that passed by has left."""
+        for tensor in tensors:
+            s = self._index.get(storage_key(tensor) or 0)
+            if s is not None and self._storages[s]["kind"] != "parameter":
+                if name in UNWRITTEN:
+                    spoil(tensor)
+                self._prints[s] = fingerprint(tensor)
+
     def _content(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A copy of a small tensor from before the step: batch_norm writes its statistics without counting it."""
         s = self._index.get(storage_key(tensor) or 0)
@@ -225,7 +249,7 @@ class Recorder(TorchFunctionMode):
             return None
         return tensor.detach().clone()
 
-    def _read(self, tensor: torch.Tensor) -> Read:
+    def _read(self, tensor: torch.Tensor, version: int) -> Read:
         key = storage_key(tensor)
         made = self._made.get(id(tensor))
         producer = made[1] if made is not None and made[0]() is tensor else -1
@@ -234,6 +258,9 @@ class Recorder(TorchFunctionMode):
         else:
             size = tensor.untyped_storage().nbytes() if key is not None else tensor.numel() * tensor.itemsize
             s = self._add(size, "constant", -1, storage_ref(tensor) if key is not None else None)
+        unseen = made is not None and version != made[2] and self._writes.get(s, 0) == made[3]  # mark_dirty
+        if unseen or s in self._unseen:
+            producer = -1  # no call that passed by has written into it, but something has
         return Read(s, producer, self._writes.get(s, 0))
 
     def _add(self, size: int, kind: Any, birth: int, ref: StorageWeakRef | None, name: str = "") -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -128,14 +129,21 @@ def same(a: Any, b: Any) -> bool:
 
 
 def one_step(
-    call: nn.Module, model: nn.Module, args: Any, kwargs: Any, loss_fn: Loss | None = None, number: int = 0
+    call: nn.Module,
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    loss_fn: Loss | None = None,
+    number: int = 0,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> dict[str, Any]:
     """One training step through `call`, from seeded generators; what it left."""
     args, kwargs = own_inputs((args, kwargs))
     model.zero_grad()
     seed(number)
-    output = call(*args, **kwargs)
-    loss = loss_fn(output) if loss_fn is not None else default_loss(output)
+    with around():
+        output = call(*args, **kwargs)
+        loss = loss_fn(output) if loss_fn is not None else default_loss(output)
     loss.backward()
     return state_of(model, (args, kwargs), loss)
 
@@ -159,6 +167,7 @@ def assert_same_step(
     observe: Callable[[nn.Module], Any] = lambda model: None,
     lr: float = 0.05,
     again: str = "",
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Plan:
     """Train a plain and two planned models side by side; every step has to be the same.
 
@@ -169,6 +178,7 @@ def assert_same_step(
         before: called with the model before each of its steps.
         observe: more of the model to compare after each step (counts of hook calls, Python attributes).
         again: name of an operation that has to be among those that run again.
+        around: a context that each forward runs in.
 
     Returns:
         The plan that drops everything.
@@ -179,8 +189,9 @@ def assert_same_step(
         seed(1234)
         models.append(make().train())
     fresh = observe(models[0])
-    tight = planned(models[1], args, kwargs, share, loss_fn or default_loss, drops=False)
-    hardest = dropping_all(models[2], args, kwargs, loss_fn or default_loss)
+    with around():
+        tight = planned(models[1], args, kwargs, share, loss_fn or default_loss, drops=False)
+        hardest = dropping_all(models[2], args, kwargs, loss_fn or default_loss)
     assert all(observe(m) == fresh for m in models), "planning left a trace on the model"
     assert not again or again in replayed(hardest), replayed(hardest)
     calls = [models[0], tight.model, hardest.model]
@@ -189,11 +200,12 @@ def assert_same_step(
         states = []
         for call, model in zip(calls, models, strict=True):
             before(model, step)
-            states.append({**one_step(call, model, args, kwargs, loss_fn, step), "observed": observe(model)})
+            states.append({**one_step(call, model, args, kwargs, loss_fn, step, around), "observed": observe(model)})
         assert differences(states[0], states[1]) == [], f"tight budget, step {step}"
         assert differences(states[0], states[2]) == [], f"everything dropped, step {step}"
         for optimizer in optimizers:
             optimizer.step()
-    tight.verify()
-    hardest.verify()
+    with around():
+        tight.verify()
+        hardest.verify()
     return hardest
