@@ -128,9 +128,9 @@ def section(rows: list[Row], command: str) -> str:
         f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s), Python "
         f"{platform.python_version()}, torch {torch.__version__}. Bytes in MB (10^6). The budget is "
         "the resident bytes and the given share of what the plain step takes above them; where that "
-        "is marked refused, no plan keeps it, and the row is for the smallest budget that the error "
-        "named. Overheads are shares of the plain step's time: predicted by the plan, and measured "
-        f"as the median over interleaved steps, by {clock()[1]}.",
+        "is marked refused, the planner found no plan that keeps it, and the row is for the smallest "
+        "budget that the error named. Overheads are shares of the plain step's time: predicted by "
+        f"the plan, and measured as the median over interleaved steps, by {clock()[1]}.",
         "",
         f"{len({row.family for row in rows})} families, {len(rows)} cases: in {kept} the measured "
         "peak is within the budget and within 2 % of the predicted one, and loss, gradients, buffers "

@@ -19,21 +19,14 @@ from torch.overrides import TorchFunctionMode
 
 from ckpt_planner.errors import CaptureError
 from ckpt_planner.profile import Op, Read, Slot, Storage
-from ckpt_planner.replay.calls import (
-    call_name,
-    is_operation,
-    storage_key,
-    storage_ref,
-    tensors_in,
-    version_of,
-)
+from ckpt_planner.replay.calls import call_name, is_operation, storage_key, storage_ref, tensors_in, version_of
 from ckpt_planner.replay.group import generator_states
 
 from .describe import call_signature, calling_line
 from .faithful import UNWRITTEN, Faithful, same_bits
 from .meter import Meter
 from .saved import MOST_SNAPSHOT, Saved, with_snapshots
-from .unseen import fingerprint, spoil
+from .unseen import Unseen
 
 
 class Recorder(TorchFunctionMode):
@@ -63,8 +56,7 @@ class Recorder(TorchFunctionMode):
         self._path: list[str] = []
         self._saved: list[Saved] = []
         self._busy = False
-        self._prints: dict[int, int] = {}
-        self._unseen: set[int] = set()
+        self._unseen, self._known = Unseen(), [tensor for _, kind, tensor in known if kind != "parameter"]
         self._sequence = 0
         self.faithful = Faithful(meter)
         self._inside = True
@@ -110,6 +102,7 @@ class Recorder(TorchFunctionMode):
     def finish(self) -> tuple[tuple[Storage, ...], tuple[Op, ...], tuple[Slot, ...]]:
         """Everything recorded. Call it when forward and loss have returned and their results are still held."""
         self._poll()
+        self._compare(self._known)
         for living in self._living:
             self._storages[living]["death"] = len(self.ops) + 1
         for storage in self._storages:
@@ -197,7 +190,7 @@ class Recorder(TorchFunctionMode):
             output.append(s)
             self._made[id(tensor)] = (weakref.ref(tensor), index, version_of(tensor), self._writes.get(s, 0))
         hides = self._flush(index, fixed=bool(changed))
-        self._print([*(tensors[i] for i in changed), *tensors_in(result)], name)
+        self._unseen.note([*(tensors[i] for i in changed), *tensors_in(result)], self._watched, name in UNWRITTEN)
         self.marks.append(marks)
         self.sequences.append(self._sequence)
         self.ops.append(
@@ -221,26 +214,14 @@ class Recorder(TorchFunctionMode):
             )
         )
 
-    def _compare(self, tensors: list[torch.Tensor]) -> None:
-        """Note what was written into since the last call without a call that passed by."""
-        for tensor in tensors:
-            s = self._index.get(storage_key(tensor) or 0)
-            if s is None or self._storages[s]["kind"] == "parameter":
-                continue
-            found = fingerprint(tensor)
-            if self._prints.setdefault(s, found) != found:
-                self._prints[s] = found
-                self._writes[s] = self._writes.get(s, 0) + 1
-                self._unseen.add(s)
+    def _watched(self, tensor: torch.Tensor) -> int | None:
+        """The number of a storage that is watched for unseen writes."""
+        s = self._index.get(storage_key(tensor) or 0)
+        return s if s is not None and self._storages[s]["kind"] != "parameter" else None
 
-    def _print(self, tensors: list[torch.Tensor], name: str) -> None:
-        """Note what the call that passed by has left."""
-        for tensor in tensors:
-            s = self._index.get(storage_key(tensor) or 0)
-            if s is not None and self._storages[s]["kind"] != "parameter":
-                if name in UNWRITTEN:
-                    spoil(tensor)
-                self._prints[s] = fingerprint(tensor)
+    def _compare(self, tensors: list[torch.Tensor]) -> None:
+        for s in self._unseen.compare(tensors, self._watched):
+            self._writes[s] = self._writes.get(s, 0) + 1
 
     def _content(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A copy of a small tensor from before the step: batch_norm writes its statistics without counting it."""
@@ -259,7 +240,7 @@ class Recorder(TorchFunctionMode):
             size = tensor.untyped_storage().nbytes() if key is not None else tensor.numel() * tensor.itemsize
             s = self._add(size, "constant", -1, storage_ref(tensor) if key is not None else None)
         unseen = made is not None and version != made[2] and self._writes.get(s, 0) == made[3]  # mark_dirty
-        if unseen or s in self._unseen:
+        if unseen or s in self._unseen.found:
             producer = -1  # no call that passed by has written into it, but something has
         return Read(s, producer, self._writes.get(s, 0))
 
@@ -304,23 +285,17 @@ class Recorder(TorchFunctionMode):
     def _flush(self, index: int | None, fixed: bool = False) -> tuple[int, ...]:
         """Turn what was saved during operation `index` into slots; None: outside any operation, or by a mere read."""
         hides: list[int] = []
+        op = index if index is not None else max(0, len(self.ops) - 1)
         for position, saved in enumerate(self._saved):
             s = self._index.get(saved.key) if saved.key is not None else None
             if s is None:
-                s = self._add(
-                    saved.bytes, "hidden", index if index is not None else max(0, len(self.ops) - 1), saved.ref
-                )
+                s = self._add(saved.bytes, "hidden", op, saved.ref)
                 if index is not None:
                     hides.append(s)
             storage = self._storages[s]
             producer = storage["birth"] if storage["kind"] == "value" else -1
-            stays = (
-                index is None
-                or not saved.plain
-                or not self._inside
-                or (storage["kind"] == "hidden" and (fixed or s not in hides))
-            )
-            op = index if index is not None else max(0, len(self.ops) - 1)
+            stays = index is None or not saved.plain or not self._inside
+            stays = stays or (storage["kind"] == "hidden" and (fixed or s not in hides))
             self.slots.append(Slot(op, position if index is not None else -1, s, producer, -1, stays))
             self._slot_versions.append(self._writes.get(s, 0))
         self._saved.clear()

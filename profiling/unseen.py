@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ckpt_planner.replay.calls import storage_key
 
 _SAMPLES = 1 << 16
 _PATTERN = 0x5A
+
+
+Numbering = Callable[[torch.Tensor], int | None]  # the number of a tensor's storage; None if it is not watched
+
+
+class Unseen:
+    """Compares storages with what the last call that passed by has left.
+
+    Attributes:
+        found: numbers of the storages that were written into unseen.
+    """
+
+    def __init__(self) -> None:
+        self._prints: dict[int, int] = {}
+        self.found: set[int] = set()
+
+    def compare(self, tensors: list[torch.Tensor], number: Numbering) -> list[int]:
+        """Before a call: the storages that something has written into since the last one."""
+        changed = []
+        for tensor in tensors:
+            s = number(tensor)
+            if s is not None:
+                print_ = fingerprint(tensor)
+                if self._prints.setdefault(s, print_) != print_:
+                    self._prints[s] = print_
+                    changed.append(s)
+        self.found.update(changed)
+        return changed
+
+    def note(self, tensors: list[torch.Tensor], number: Numbering, unwritten: bool) -> None:
+        """After a call: what it made or wrote into; `unwritten` where that means nothing yet."""
+        for tensor in tensors:
+            s = number(tensor)
+            if s is not None:
+                if unwritten:
+                    spoil(tensor)
+                self._prints[s] = fingerprint(tensor)
 
 
 def fingerprint(tensor: torch.Tensor) -> int:

@@ -42,7 +42,7 @@ class Cast(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_inside_the_model(dtype: torch.dtype) -> None:
-    plan = assert_same_step(lambda: Cast(dtype), rows())
+    plan = assert_same_step(lambda: Cast(dtype), rows(), tight=dtype is torch.bfloat16)
     assert "linear" in replayed(plan)
 
 
@@ -145,7 +145,7 @@ def test_custom_functions(name: str) -> None:
                 x = FUNCTIONS[name](torch.tanh(linear(x)).sigmoid()).cos()
             return x.sum()
 
-    plan = assert_same_step(Custom, rows())
+    plan = assert_same_step(Custom, rows(), tight=name == "on ctx")
     real = plan.measure()
     assert real.peak_bytes <= 1.02 * plan.peak_bytes
 

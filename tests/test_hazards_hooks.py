@@ -82,7 +82,7 @@ HOOKS = {
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks_are_called_as_often_as_in_eager(name: str) -> None:
     make = type("Hooked", (Hooked,), {"attach": HOOKS[name]})
-    plan = assert_same_step(make, rows(), observe=lambda m: dict(m.noted))
+    plan = assert_same_step(make, rows(), observe=lambda m: dict(m.noted), tight=name == "full backward")
     assert plan.model.noted[name] == 8 * 3
 
 
@@ -180,7 +180,7 @@ class Checkpointed(nn.Module):
 @pytest.mark.parametrize("how", [False, True, "sequential"])
 def test_checkpoints_already_in_the_model(how: Any) -> None:
     x = rows()[0].requires_grad_()
-    assert_same_step(lambda: Checkpointed(how), (x,))
+    assert_same_step(lambda: Checkpointed(how), (x,), tight=how is False)
 
 
 # -- names ----------------------------------------------------------------------------------------------------------

@@ -65,13 +65,13 @@ RANDOM_OPERATIONS = {
 
 @pytest.mark.parametrize("name", RANDOM_OPERATIONS)
 def test_torch_random_operations_draw_once(name: str) -> None:
-    plan = assert_same_step(stack(RANDOM_OPERATIONS[name]), inputs(), steps=2)
+    plan = assert_same_step(stack(RANDOM_OPERATIONS[name]), inputs(), steps=2, tight=name == "dropout")
     assert any(op.random for op in plan.profile.ops)
 
 
 @pytest.mark.parametrize("name", ["dropout", "rand_like", "rrelu", "bernoulli", "normal_"])
 def test_random_operations_run_again_with_the_same_draws(name: str) -> None:
-    plan = assert_same_step(stack(RANDOM_OPERATIONS[name]), inputs(), steps=2)
+    plan = assert_same_step(stack(RANDOM_OPERATIONS[name]), inputs(), steps=2, tight=False)
     again = {plan.profile.ops[i] for i in plan.decision.schedule.again}
     assert any(op.random for op in again)
 
@@ -166,7 +166,7 @@ FOREIGN = [
 
 @pytest.mark.parametrize("middle", FOREIGN)
 def test_randomness_outside_the_default_generators(middle) -> None:
-    assert_same_step(stack(middle), inputs())
+    assert_same_step(stack(middle), inputs(), tight=middle is FOREIGN[0])
 
 
 class Router(nn.Module):
@@ -218,7 +218,7 @@ def threshold(self, scores):
 
 @pytest.mark.parametrize("choose", [Router.choose, multinomial, sorting, first_best, noisy, threshold])
 def test_a_routers_choices_are_kept(choose) -> None:
-    plan = assert_same_step(type("Router", (Router,), {"choose": choose}), inputs())
+    plan = assert_same_step(type("Router", (Router,), {"choose": choose}), inputs(), tight=choose is Router.choose)
     dropped = set(plan.decision.solution.dropped)
     assert not dropped & {s for op in plan.profile.ops for s in op.choices}
 
@@ -246,7 +246,7 @@ def test_recurrent_layers_with_dropout(kind: str) -> None:
             out, _ = self.layers(torch.tanh(self.first(x)))
             return self.last(torch.tanh(out)).sum()
 
-    assert_same_step(Recurrent, (torch.randn(32, 12, 8),), steps=2)
+    assert_same_step(Recurrent, (torch.randn(32, 12, 8),), steps=2, tight=kind == "LSTM")
 
 
 def test_recurrent_layers_on_packed_sequences() -> None:
@@ -262,4 +262,4 @@ def test_recurrent_layers_on_packed_sequences() -> None:
             h = self.cell(x[0])
             return out.sum() + self.cell(x[1], h)[0].sum()
 
-    assert_same_step(Packed, (torch.randn(12, 32, WIDTH), torch.randint(3, 13, (32,))), steps=2)
+    assert_same_step(Packed, (torch.randn(12, 32, WIDTH), torch.randint(3, 13, (32,))), steps=2, tight=False)
