@@ -143,7 +143,9 @@ class Runtime:
             return planned
         # Another profile of the same step can differ by a few small tensors; what is named has to hold for it, too.
         smallest = max(real, predicted)
-        raise infeasible(planned.decision, smallest + max(4096, smallest // 200))
+        named = smallest + max(4096, smallest // 200)
+        plain = planned.decision.plain.peak_bytes
+        raise infeasible(planned.decision, min(named, plain) if smallest <= plain else named)
 
     def _rehearsed(self, planned: Planned, model: nn.Module, args: Any, kwargs: Any) -> int:
         """The peak of a real step under a plan, bytes; more than there is where it ran out of memory."""

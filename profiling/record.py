@@ -239,9 +239,8 @@ class Recorder(TorchFunctionMode):
         else:
             size = tensor.untyped_storage().nbytes() if key is not None else tensor.numel() * tensor.itemsize
             s = self._add(size, "constant", -1, storage_ref(tensor) if key is not None else None)
-        unseen = made is not None and version != made[2] and self._writes.get(s, 0) == made[3]  # mark_dirty
-        if unseen or s in self._unseen.found:
-            producer = -1  # no call that passed by has written into it, but something has
+        marked = made is not None and version != made[2] and self._writes.get(s, 0) == made[3]  # mark_dirty
+        producer = -1 if marked or s in self._unseen.found else producer  # written into, but by no call that passed by
         return Read(s, producer, self._writes.get(s, 0))
 
     def _add(self, size: int, kind: Any, birth: int, ref: StorageWeakRef | None, name: str = "") -> int:
@@ -252,8 +251,7 @@ class Recorder(TorchFunctionMode):
         self._refs.append(ref)
         if ref is not None:
             self._index[ref.cdata] = s
-            if birth >= 0:
-                self._living.append(s)
+            self._living += [s] * (birth >= 0)
         return s
 
     def _poll(self) -> None:
