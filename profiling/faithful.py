@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -39,6 +40,9 @@ class Faithful:
             return None
         if any(isinstance(v, torch.Generator) for v in (*args, *kwargs.values())):
             self._verdicts[signature] = ("never", "it draws from a torch.Generator of its own")
+            return None
+        if "c10d" in name:
+            self._verdicts[signature] = ("never", "it is a collective, which other ranks would have to join")
             return None
         mutable = _mutable((args, kwargs))
         if mutable:  # an array, a function: what it holds may be another in backward
@@ -150,7 +154,7 @@ def _mutable(value: Any) -> str:
 
 _IMMUTABLE = (
     torch.Tensor, int, float, complex, str, bytes, enum.Enum, range, type, type(...), torch.dtype, torch.device,
-    torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool, torch._C.DispatchKey,
+    torch.layout, torch.memory_format, np.generic, torch.SymInt, torch.SymFloat, torch.SymBool, torch._C.DispatchKey,
 )  # fmt: skip
 
 

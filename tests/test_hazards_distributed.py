@@ -1,7 +1,8 @@
-"""Two gloo ranks: DistributedDataParallel around a planned model, SyncBatchNorm, collectives."""
+"""Two gloo ranks: DistributedDataParallel around a planned model and within one, collectives in forward."""
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 
@@ -16,7 +17,7 @@ from ckpt_planner.errors import CkptPlannerError
 from tests.helpers import default_loss, dropping_all
 
 WIDTH = 16
-SCENES = ["around", "no_sync", "wrapped", "sync batch norm", "collective"]
+SCENES = ["around", "no_sync", "wrapped", "collective", "functional collective"]
 
 
 class Collective(nn.Module):
@@ -29,6 +30,15 @@ class Collective(nn.Module):
         return x - all_reduce(mean) / dist.get_world_size()
 
 
+class Functional(nn.Module):
+    """The same by a call that passes by as a torch operation; running it again in backward could hang."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.distributed._functional_collectives import all_reduce
+
+        return x - all_reduce(x.detach().mean(0), "sum", dist.group.WORLD) / dist.get_world_size()
+
+
 def make(scene: str) -> nn.Module:
     torch.manual_seed(0)
     parts: list[nn.Module] = []
@@ -36,8 +46,8 @@ def make(scene: str) -> nn.Module:
         parts += [nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1), nn.Tanh()]
         if scene == "collective":
             parts.append(Collective())
-        if scene == "sync batch norm":
-            parts.append(nn.SyncBatchNorm(WIDTH))
+        if scene == "functional collective":
+            parts.append(Functional())
     return nn.Sequential(*parts)
 
 
@@ -66,10 +76,7 @@ def rank_main(rank: int, port: int, queue: Any) -> None:
         try:
             torch.manual_seed(10 + rank)
             x = torch.randn(128, WIDTH)
-            plain = DistributedDataParallel(make(scene)) if scene != "sync batch norm" else None
-            if plain is None:  # SyncBatchNorm knows GPUs only
-                results[scene] = "skipped"
-                continue
+            plain = DistributedDataParallel(make(scene))
             expected = gradients(plain, x, rank, scene)
             found = gradients(planned_within(scene, x), x, rank, scene)
             equal = all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
@@ -77,7 +84,8 @@ def rank_main(rank: int, port: int, queue: Any) -> None:
         except CkptPlannerError as error:
             results[scene] = f"{type(error).__name__}: {error}"
     queue.put((rank, results))
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # taking gloo down crashes now and then, without a planned model as well
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +108,6 @@ def outcomes() -> dict[int, dict[str, str]]:
     return dict(queue.get() for _ in range(2))
 
 
-@pytest.mark.parametrize("scene", ["around", "no_sync", "wrapped", "collective"])
+@pytest.mark.parametrize("scene", SCENES)
 def test_gradients_over_two_ranks_equal_plain_ones(outcomes: dict[int, dict[str, str]], scene: str) -> None:
     assert [outcomes[rank][scene] for rank in range(2)] == ["equal", "equal"]
