@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ckpt_planner import InfeasibleBudgetError, optimize
 from tests.random_models import ROWS, WIDTH, RandomModel, programs
 
-EXAMPLES = int(os.environ.get("CKPT_PLANNER_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("CKPT_PLANNER_EXAMPLES", "500"))
 
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

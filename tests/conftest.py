@@ -1,0 +1,19 @@
+"""What every test gets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def same_import_path() -> Iterator[None]:
+    """Loading a user's file puts its folder on the import path, as for a script; the next test must not find it there.
+
+    A process that a test spawns inherits the path, and one user's file is called torch.py.
+    """
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
