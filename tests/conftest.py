@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -17,3 +18,10 @@ def same_import_path() -> Iterator[None]:
     before = list(sys.path)
     yield
     sys.path[:] = before
+
+
+@pytest.fixture(autouse=True, scope="session")
+def imports_are_not_searched_for_garbage() -> None:
+    """Every measurement collects garbage first; without this it would search everything that was ever imported."""
+    gc.collect()
+    gc.freeze()
