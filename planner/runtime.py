@@ -27,6 +27,7 @@ log = logging.getLogger("ckpt_planner")
 
 CACHE = 8  # decisions kept, one for each kind of call
 REPLANS = 3  # how often a kind of call is planned again because steps left the plan
+CLEARLY = 0.98  # a plain step predicted to take less than this share of the budget needs no rehearsal
 RESERVE = 0.05  # share of the device's free memory that budget=None leaves alone
 
 Key = tuple[Any, ...]
@@ -125,7 +126,7 @@ class Runtime:
                 planned = Planned(decide(profile, budget, self.strategy, target))
             except InfeasibleBudgetError:
                 break
-            if planned.directions is None:
+            if planned.directions is None and planned.decision.timeline.peak_bytes <= CLEARLY * budget:
                 return planned
             self.progress("rehearsing")
             excess = self._rehearsed(planned, model, args, kwargs) - budget
@@ -138,14 +139,13 @@ class Runtime:
         """The plan with the smallest peak, if that keeps the budget; else the error that says what would."""
         planned = Planned(Decision(profile, minimum(profile), budget, self.strategy))
         predicted = planned.decision.timeline.peak_bytes
-        real = self._rehearsed(planned, model, args, kwargs) if planned.directions is not None else predicted
+        real = self._rehearsed(planned, model, args, kwargs)
         if self.strategy == "budget" and max(real, predicted) <= budget:
             return planned
         # Another profile of the same step can differ by a few small tensors; what is named has to hold for it, too.
         smallest = max(real, predicted)
-        named = smallest + max(4096, smallest // 200)
-        plain = planned.decision.plain.peak_bytes
-        raise infeasible(planned.decision, min(named, plain) if smallest <= plain else named)
+        named = smallest + (max(4096, smallest // 200) if planned.directions is not None else 0)
+        raise infeasible(planned.decision, named)
 
     def _rehearsed(self, planned: Planned, model: nn.Module, args: Any, kwargs: Any) -> int:
         """The peak of a real step under a plan, bytes; more than there is where it ran out of memory."""

@@ -248,9 +248,9 @@ def _measure_backward(
     for step, number in zip(steps, numbers, strict=True):
         op = bisect.bisect_right(boundaries, number - start) - 1 if number - start >= 0 and number < (1 << 62) else -1
         placed.append(msgspec.structs.replace(step, op=min(op, len(draft.ops) - 1)))
-    last_of = {step.op: k for k, step in enumerate(placed)}
+    # What no hook sees is freed within the measured steps, so their own bytes tell when it goes: here it never does.
     slots = tuple(
-        msgspec.structs.replace(s, step=last_of.get(s.op, -1) if s.position == UNSEEN else measurer.read_at.get(i, -1))
+        msgspec.structs.replace(s, step=-1 if s.position == UNSEEN else measurer.read_at.get(i, -1))
         for i, s in enumerate(draft.slots)
         if i not in measurer.gone
     )
