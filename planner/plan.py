@@ -106,13 +106,12 @@ class Plan:
     @property
     def step_seconds(self) -> float:
         """Time of the planned step's forward and backward."""
-        return self.baseline_step_seconds + self.recompute_seconds
+        return self.decision.step_seconds
 
     @property
     def overhead(self) -> float:
         """What the plan costs, as a share of the plain step's time."""
-        plain = self.baseline_step_seconds
-        return self.recompute_seconds / plain if plain else 0.0
+        return self.decision.overhead
 
     @property
     def lower_bound_seconds(self) -> float:
