@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -9,20 +10,25 @@ from typing import TypeVar
 from . import labels
 from .budget import format_bytes
 from .report import MEMORY_PARTS, Report, Segment
+from .terminal import printable
+from .timechart import chart
 
 MOST_ROWS = 20  # of the table of segments: nobody reads a longer one, and the JSON has them all
 NARROWEST = 72  # what the tables need
+OVER = "31"  # the ANSI code of what is above the budget
+SHOUT = re.compile(r"\b(ABOVE|BREAKS|DIFFER)\b")
 
 N = TypeVar("N", int, float)
 
 
-def render(report: Report, width: int = 100, color: bool = False) -> str:
+def render(report: Report, width: int = 100, color: bool = False, bars: bool = False) -> str:
     """The report as text.
 
     Args:
         report: what `describe` returned.
         width: columns; taken as 72 where it is less, since the tables need as much.
-        color: bold headings and a coloured verdict, by ANSI escapes.
+        color: bold headings, a coloured verdict, and red for what is above the budget, by ANSI escapes.
+        bars: draw the memory over the step, with block characters.
 
     Returns:
         Lines of at most `width` characters (escapes not counted), without a newline at the end.
@@ -36,6 +42,12 @@ def render(report: Report, width: int = 100, color: bool = False) -> str:
         lines.extend(piece for line in body for piece in _wrap(line, width))
 
     add(_title(report), _costs(report))
+    drawn = chart(report.timeline, report.budget_bytes, width, OVER if color else "") if bars else []
+    if drawn:
+        add("Memory over the step", [])
+        lines.extend(drawn)
+        if report.budget_bytes is not None and color:
+            lines.append(f"  {'':<8}{_paint('█', OVER, color)} above the budget of {format_bytes(report.budget_bytes)}")
     add("Memory at the peak", _memory(report))
     if report.segments:
         count = len(report.segments)
@@ -43,9 +55,10 @@ def render(report: Report, width: int = 100, color: bool = False) -> str:
     if report.measurement or report.verified is not None:
         add("Checked", _checked(report))
     if report.notes:
-        add("Notes", [f"- {note}" for note in report.notes])
+        add("Notes", [f"- {printable(note)}" for note in report.notes])
     code = {True: "32", False: "33", None: "0"}[report.verdict.pays]
     verdict = [_paint(line, code, color) for line in _wrap(report.verdict.sentence, width)]
+    lines = [_paint(line, f"1;{OVER}", color) if SHOUT.search(line) else line for line in lines]
     return "\n".join([*lines, "", *verdict])
 
 
@@ -53,7 +66,7 @@ def _title(report: Report) -> str:
     p = report.profile
     parts = [p.model, f"on {p.device}", f"torch {p.torch_version}"]
     parts += [f"optimizer {p.optimizer}"] if p.optimizer else []
-    return ", ".join(part for part in parts if part)
+    return printable(", ".join(part for part in parts if part))
 
 
 def _costs(report: Report) -> list[str]:
@@ -103,7 +116,7 @@ def _segments(segments: Sequence[Segment], width: int) -> list[str]:
     shown = merged if len(merged) <= MOST_ROWS else sorted(merged, key=lambda row: -row[1].bytes_freed)[: MOST_ROWS - 1]
     for label, sum_, count in (row for row in merged if row in shown):
         sizes = format_bytes(sum_.bytes_freed), format_bytes(sum_.bytes_kept), seconds(sum_.recompute_seconds)
-        rows.append((label, str(count), str(sum_.nodes), *sizes))
+        rows.append((printable(label), str(count), str(sum_.nodes), *sizes))
     rest = [row for row in merged if row not in shown]
     lines = _table(rows, width)
     if rest:
