@@ -18,7 +18,7 @@ from .schedule import EXTERNAL, Schedule
 from .simulate import Timeline, needed_until
 
 MOST_ROWS = 14
-ELSEWHERE = "(no one module)"
+NO_MODULE = "(no module)"
 ITSELF = "itself"
 KINDS: tuple[str, ...] = Breakdown.__struct_fields__
 
@@ -51,7 +51,7 @@ def alive(decision: Decision, most: int = MOST_ROWS) -> tuple[ModuleBytes, ...]:
     planned = _attributed(profile, decision.schedule, decision.timeline, decision.memory)
     tree = _Tree(plain, planned)
     rows = [tree.row(pattern) for pattern in tree.split(most)]
-    rows += [_row(ELSEWHERE, 0, plain, planned, {None})] if any(m is None for m, _ in (*plain, *planned)) else []
+    rows += [_row(NO_MODULE, 0, plain, planned, {None})] if any(m is None for m, _ in (*plain, *planned)) else []
     return tuple(sorted(rows, key=lambda row: (-max(row.plain_bytes, row.planned_bytes), row.label)))
 
 

@@ -61,14 +61,12 @@ def shown(value: float | None, form: str) -> str:
 
     Args:
         value: the number; None is shown as a dash.
-        form: "bytes", "exact" (bytes with their unit), "seconds", "count", "share", or "change" (a share with its sign).
+        form: "bytes", "seconds", "count", "share", or "change" (a share with its sign).
     """
     if value is None:
         return "–"  # noqa: RUF001
     if form == "bytes":
         return format_bytes(int(value))
-    if form == "exact":
-        return f"{value:,} B"
     if form == "seconds":
         return seconds(value)
     if form == "count":
@@ -81,10 +79,9 @@ def shown(value: float | None, form: str) -> str:
 def look_up(data: Any, path: str) -> Any:
     """What `data` holds at a path such as "alive.3.planned.activations"; "length" is a list's own."""
     for part in path.split("."):
-        if isinstance(data, list):
-            data = len(data) if part == "length" else data[int(part)]
-        else:
-            data = data[part]
+        if isinstance(data, list) and part == "length":
+            return len(data)
+        data = data[int(part) if isinstance(data, list) else part]
     return data
 
 

@@ -7,6 +7,7 @@ highest and the lowest of its moments: no peak is lost.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import msgspec
@@ -113,5 +114,5 @@ def _all(timeline: Timeline) -> tuple[int, ...]:
 
 
 def _spans(cuts: tuple[int, ...], size: int) -> Iterator[tuple[int, int]]:
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in itertools.pairwise(cuts):
         yield from ((a, min(a + size, end)) for a in range(start, end, size))

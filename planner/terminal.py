@@ -46,7 +46,9 @@ def say_error(message: str, hint: str = "") -> None:
     how, head = look(sys.stderr), "Error:"
     text = f"{head} {message}"
     if sys.stderr.isatty():
-        wrapped = textwrap.TextWrapper(how.width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+        wrapped = textwrap.TextWrapper(
+            how.width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+        )
         # A line that fits stays as it is: it may be code, with a mark under it.
         text = "\n".join(line if len(line) <= how.width else wrapped.fill(line) for line in text.splitlines())
     if how.color:

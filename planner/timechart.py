@@ -34,7 +34,8 @@ def chart(timeline: Moments, budget_bytes: int | None, width: int, over: str = "
         tops = [round(8 * rows * value / highest) for value in columns]
         for row in reversed(range(rows)):
             cells = [EIGHTHS[min(8, max(0, top - 8 * row))] for top in tops]
-            drawn = _mark(cells, [budget_bytes is not None and v > budget_bytes for v in columns], over)
+            above = [budget_bytes is not None and v > budget_bytes for v in columns]
+            drawn = _mark(cells, [a and cell != " " for a, cell in zip(above, cells, strict=True)], over)
             label = name if row == rows - 1 else ""
             size = format_bytes(peak) if row == rows - 1 else ""
             lines.append(f"  {label:<8}{drawn} {size}".rstrip())

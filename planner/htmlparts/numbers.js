@@ -23,7 +23,6 @@ function shown(value, form) {
     if (size >= 1) return `${fixed(value, 2)} s`;
     return size >= 1e-3 || value === 0 ? `${fixed(value * 1e3, 1)} ms` : `${fixed(value * 1e6, 0)} µs`;
   }
-  if (form === "exact") return `${value.toLocaleString("en-US")} B`;
   if (form === "count") return value.toLocaleString("en-US");
   if (form === "change" && value === 0) return "0%";
   const percent = fixed(value * 100, 1);
