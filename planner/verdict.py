@@ -40,7 +40,8 @@ def weigh(plan: Plan, measured: Measured | None) -> Verdict:
     above = plain - plan.profile.resident_bytes
     saved = (plain - peak) / above if above > 0 else 0.0
     figures = (
-        f"it saves {saved:.0%} of the memory above parameters, buffers, inputs and optimizer state "
+        f"it {f'saves {saved:.0%} of' if saved >= 0 else f'adds {-saved:.0%} to'} the memory above parameters, "
+        "buffers, inputs and optimizer state "
         f"for {overhead:.0%} more time ({source})"
     )
     if not plan.segments:

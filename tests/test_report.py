@@ -50,6 +50,12 @@ def test_verdict_pays_over_half_of_the_memory_for_under_30_percent(peak: int, ov
     assert verdict.sentence.startswith("Pays" if pays else "Does not pay")
 
 
+def test_verdict_says_so_where_a_plan_takes_more() -> None:
+    verdict = report.describe(plan(peak_bytes=184 * MB)).verdict
+    assert verdict.pays is False
+    assert "it adds 25% to the memory" in verdict.sentence
+
+
 def test_verdict_without_segments_weighs_nothing() -> None:
     assert report.describe(plan(segments=(), overhead=0.0)).verdict.pays is None
 

@@ -142,7 +142,7 @@ def test_the_timeline_is_read_with_the_keyboard(shown: Shown) -> None:
         pytest.fail("the tabulator does not reach the chart")
     said = "document.getElementById('readout').textContent"
     for key, point in (
-        ("Home", 0),
+        ("ArrowRight", 0),
         ("ArrowRight", 1),
         ("End", len(t["first"]) - 1),
         ("ArrowLeft", len(t["first"]) - 2),

@@ -28,7 +28,7 @@ function timeline() {
   if (!chart) return;
   const t = report.timeline, count = t.first.length, readout = document.getElementById("readout");
   const plot = chart.querySelector(".plot"), cursor = chart.querySelector(".cursor");
-  let at = 0;
+  let at = -1;
 
   function phase(moment) {
     let end = 0;
@@ -78,7 +78,7 @@ function timeline() {
     };
     if (!(event.key in moves) || event.ctrlKey || event.altKey || event.metaKey) return;
     event.preventDefault();
-    show(cursor.hidden ? 0 : moves[event.key]);
+    show(moves[event.key]);
   });
 }
 

@@ -4,25 +4,29 @@
   const table = document.getElementById("tree-table");
   if (!table) return;
   const nodes = report.tree, body = table.tBodies[0], PAGE = 200, FIRST_ROWS = 24;
-  const whole = Math.max(1, nodes[0].kept_bytes + nodes[0].freed_bytes);
+  const depths = [], most = []; // of the nodes, and the most bytes of any node of a depth: a bar is a share of that
+  nodes.forEach((node, i) => {
+    depths[i] = i ? depths[node.parent] + 1 : 0;
+    most[depths[i]] = Math.max(most[depths[i]] ?? 1, node.kept_bytes + node.freed_bytes);
+  });
   const children = nodes.map(() => []);
   nodes.forEach((node, i) => { if (node.parent >= 0) children[node.parent].push(i); });
   const open = new Set();
   let focused = null;
 
-  const level = (i) => { let depth = 0; while ((i = nodes[i].parent) >= 0) depth++; return depth; };
   function path(i) {
     const parts = [];
     for (; nodes[i].parent >= 0; i = nodes[i].parent) parts.unshift(nodes[i].name);
     return parts.join(".") || nodes[0].name;
   }
 
-  function share(node) {
+  function share(i) {
+    const node = nodes[i];
     const bar = element("span", { class: "share", "aria-hidden": "true" });
     for (const [kind, bytes] of [["kept", node.kept_bytes], ["again", node.freed_bytes]]) {
       if (!bytes) continue;
       const part = element("i", { class: kind });
-      part.style.width = `${(100 * bytes) / whole}%`;
+      part.style.width = `${(100 * bytes) / most[depths[i]]}%`;
       bar.append(part);
     }
     return bar;
@@ -42,7 +46,7 @@
       ? (node.ops_again ? "yes" : "–")
       : element("span", {}, number(`tree.${i}.ops_again`, "count"), " of ", number(`tree.${i}.ops`, "count"));
     made.append(
-      cell(name), cell(share(node), true),
+      cell(name), cell(share(i), true),
       cell(some(node.kept_bytes, "kept_bytes", "bytes")), cell(some(node.freed_bytes, "freed_bytes", "bytes")),
       cell(again, true),
       cell(number(`tree.${i}.forward_seconds`, "seconds"), true),
