@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import msgspec
 import pages
 import profiles
 import pytest
@@ -107,3 +108,24 @@ def test_the_report_says_what_starting_the_replays_takes() -> None:
     made = pages.described()
     assert made.starting_seconds == pytest.approx(3 * pages.decision().profile.replay_group_seconds)
     assert made.tree[0].again_seconds + made.starting_seconds == pytest.approx(made.recompute_seconds)
+
+
+def test_a_parameters_gradient_belongs_to_the_module_whose_backward_made_it() -> None:
+    profile = pages.decision().profile
+    # Autograd adds a gradient up in a step of its own, right after the one that computed it.
+    steps = [msgspec.structs.replace(step, op=-1 if at == 5 else step.op) for at, step in enumerate(profile.steps)]
+    steps[5] = msgspec.structs.replace(steps[5], gradient_bytes=profile.gradient_bytes)
+    changed = msgspec.structs.replace(profile, steps=tuple(steps), optimizer_workspace_bytes=10**9)
+    found = [row for row in alive(decide(changed, 10**12, "none"), 100) if row.plain.get("gradients")]
+    assert [row.plain["gradients"] for row in found] == [profile.gradient_bytes]
+    assert found[0].label == profile.ops[profile.steps[4].op].module == "h.2.mlp.dropout"
+
+
+def test_what_no_backward_step_asks_for_does_not_run_again() -> None:
+    made = pages.decision()
+    unread = tuple(msgspec.structs.replace(slot, step=-1) for slot in made.profile.slots)
+    profile = msgspec.structs.replace(made.profile, slots=unread)
+    decision = Decision(profile, made.solution, made.budget_bytes, "all")
+    assert tree(made)[0].ops_again > 0
+    assert decision.segments == ()
+    assert tree(decision)[0].ops_again == 0
