@@ -89,6 +89,23 @@ class Decision:
         return tuple(_segment(self.profile, self.schedule, g) for g in self.schedule.groups if g.trigger >= 0)
 
     @property
+    def follow_seconds(self) -> float:
+        """What following the forward costs, beyond what is computed again; 0 where nothing is."""
+        ops = sum(op.inside for op in self.profile.ops) if self.segments else 0
+        return ops * self.profile.follow_op_seconds
+
+    @property
+    def step_seconds(self) -> float:
+        """Time of the planned step's forward and backward."""
+        return self.profile.step_seconds + self.solution.recompute_seconds + self.follow_seconds
+
+    @property
+    def overhead(self) -> float:
+        """What the plan costs, as a share of the plain step's time."""
+        plain = self.profile.step_seconds
+        return self.step_seconds / plain - 1 if plain else 0.0
+
+    @property
     def memory(self) -> Breakdown:
         """Where the bytes of the planned step's peak are."""
         return _breakdown(self.profile, self.timeline)

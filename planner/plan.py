@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ from .planned import planned_module
 from .profile import Profile
 from .profiling.rehearse import outcome, rehearse
 from .profiling.signature import input_signature, model_structure
+from .replay.directions import Directions
 from .runtime import Planned, Runtime
 from .solve import SolveStatus
+
+ROUNDS = 3  # timed steps of each way in `measure`
+SLOW = 1.0  # seconds of a step above which one round has to do
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -106,13 +111,12 @@ class Plan:
     @property
     def step_seconds(self) -> float:
         """Time of the planned step's forward and backward."""
-        return self.baseline_step_seconds + self.recompute_seconds
+        return self.decision.step_seconds
 
     @property
     def overhead(self) -> float:
         """What the plan costs, as a share of the plain step's time."""
-        plain = self.baseline_step_seconds
-        return self.recompute_seconds / plain if plain else 0.0
+        return self.decision.overhead
 
     @property
     def lower_bound_seconds(self) -> float:
@@ -177,20 +181,35 @@ class Plan:
         return self._original, *self._call
 
     def measure(self) -> Measurement:
-        """Take one real step under the plan, and a plain one where it fits; the model is left as it was."""
+        """Take real steps under the plan, and plain ones where they fit; the model is left as it was.
+
+        The peaks are those of one step each, the times medians over steps that were run in turn.
+        """
         model, args, kwargs = self._example()
-        planned, r = self._planned(), self._runtime
-        profile = planned.decision.profile
-        how = {"optimizer": r.optimizer}
-        real = rehearse(model, args, kwargs, r.loss_fn, planned.directions, **how)
-        seconds = rehearse(model, args, kwargs, r.loss_fn, planned.directions, timed_only=True).seconds
-        try:
-            plain = rehearse(model, args, kwargs, r.loss_fn, None, **how)
-            plain_seconds = rehearse(model, args, kwargs, r.loss_fn, None, timed_only=True).seconds
-        except (torch.OutOfMemoryError, MemoryError):
-            return Measurement(real.peak_bytes, self.peak_bytes, seconds)
-        del profile
-        return Measurement(real.peak_bytes, self.peak_bytes, seconds, plain.peak_bytes, plain_seconds)
+        r = self._runtime
+        ways: dict[str, Directions | None] = {"planned": self._planned().directions, "plain": None}
+        peaks: dict[str, int] = {}
+        seconds: dict[str, list[float]] = {}
+        slow = False
+        for name, directions in tuple(ways.items()):
+            try:
+                real = rehearse(model, args, kwargs, r.loss_fn, directions, optimizer=r.optimizer)
+            except (torch.OutOfMemoryError, MemoryError):
+                if name == "planned":
+                    raise
+                del ways[name]
+                continue
+            peaks[name], seconds[name] = real.peak_bytes, []
+            slow = slow or real.seconds > SLOW
+        # In turn, because a machine is not equally fast at all times; the steps above have warmed it up.
+        for _ in range(1 if slow else ROUNDS):
+            for name, directions in ways.items():
+                timed = rehearse(model, args, kwargs, r.loss_fn, directions, timed_only=True)
+                seconds[name].append(timed.seconds)
+        typical = {name: statistics.median(found) for name, found in seconds.items()}
+        return Measurement(
+            peaks["planned"], self.peak_bytes, typical["planned"], peaks.get("plain"), typical.get("plain")
+        )
 
     def verify(self) -> None:
         """Compare a planned step with a plain one from the same state: loss, gradients, buffers, random generators.

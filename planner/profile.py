@@ -158,6 +158,7 @@ class Profile(msgspec.Struct, frozen=True):
         rng_state_bytes: size of one saved generator state.
         end_live_bytes: gradients live when backward has ended (equals the last step's outcome).
         replay_op_seconds, replay_group_seconds: what replaying costs beyond the kernels, per operation and per group.
+        follow_op_seconds: what following costs for each operation of forward, as soon as anything is computed again.
         profiling_peak_bytes: the most bytes that were live while this was measured, the user's model included.
         device: "cpu" or the GPU's name; `notes` are sentences for the user.
     """
@@ -183,6 +184,7 @@ class Profile(msgspec.Struct, frozen=True):
     rng_state_bytes: int = 0
     replay_op_seconds: float = 0.0
     replay_group_seconds: float = 0.0
+    follow_op_seconds: float = 0.0
     profiling_peak_bytes: int = 0
     loss: str = ""
     notes: tuple[str, ...] = ()

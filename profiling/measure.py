@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,12 +20,14 @@ from ckpt_planner.schedule import Schedule
 from ckpt_planner.solve import segments_by_bytes
 
 from .backward import Measurer
+from .calibrate import Chain, following_seconds, plain_seconds
 from .loss import loss_of
 from .meter import Meter, device_name, make_meter
 from .optimizer import optimizer_memory
 from .record import Recorder
 from .shadow import copied_inputs, shadow, untouched
 from .signature import input_signature, model_structure
+from .typical import steadied, typical
 
 # Fitted on a CPU (benchmarks/overhead.py): what one call and one group cost beyond the kernels that run again.
 REPLAY_OP_SECONDS = 6e-6
@@ -78,6 +81,7 @@ def measure_profile(
     with untouched(), torch.enable_grad():
         progress("measuring the backward pass")
         profile = _measure_backward(model, args, kwargs, loss_fn, draft, dropped, sequences, device)
+        profile = _without_measuring(profile, device)
     if optimizer is not None:
         progress("sizing the optimizer")
         name, state, workspace = optimizer_memory(optimizer, model, device)
@@ -85,6 +89,34 @@ def measure_profile(
             profile, optimizer=name, optimizer_state_bytes=state, optimizer_workspace_bytes=workspace
         )
     return profile
+
+
+@functools.lru_cache(maxsize=1)
+def _measuring_seconds() -> tuple[float, float]:
+    """What measuring adds to one operation of forward and to one node of backward on a CPU, seconds."""
+    model, device = Chain(), torch.device("cpu")
+    draft, sequences = _record(model, (), {}, None, make_meter(device), device)
+    profile = _measure_backward(model, (), {}, None, draft, (), sequences, device)
+    forward, backward = plain_seconds()
+    name = profile.ops[0].name
+    op = typical([op.seconds for op in profile.ops if op.name == name])
+    node = typical([step.seconds for step in profile.steps if step.op >= 0 and profile.ops[step.op].name == name])
+    return max(0.0, op - forward), max(0.0, node - backward)
+
+
+def _without_measuring(profile: Profile, device: torch.device) -> Profile:
+    """Takes the cost of measuring out of a profile, and puts the cost of following in. On a CPU; see `calibrate`."""
+    if device.type != "cpu":
+        return profile
+    op_seconds, node_seconds = _measuring_seconds()
+    follow, again = following_seconds()
+    return msgspec.structs.replace(
+        profile,
+        ops=tuple(msgspec.structs.replace(op, seconds=max(0.0, op.seconds - op_seconds)) for op in profile.ops),
+        steps=tuple(msgspec.structs.replace(s, seconds=max(0.0, s.seconds - node_seconds)) for s in profile.steps),
+        follow_op_seconds=follow,
+        replay_op_seconds=again,
+    )
 
 
 def _known(model: nn.Module, args: Any, kwargs: Any) -> list[tuple[str, Any, torch.Tensor]]:
@@ -141,7 +173,7 @@ def _record(
     ops = tuple(
         msgspec.structs.replace(
             op,
-            seconds=_typical(samples[op.signature]),
+            seconds=typical(samples[op.signature]),
             workspace_bytes=max(0, meter.peak(*marks) - meter.live(marks[0])),
         )
         for op, marks in zip(ops, recorder.marks, strict=True)
@@ -198,12 +230,6 @@ def _with_copies(sizes: dict[str, int]) -> int:
     return sizes["parameter"] + 2 * (sizes["buffer"] + sizes["input"])
 
 
-def _typical(seconds: list[float]) -> float:
-    """The median, or the least of two: the first run of a kernel in a process is often far slower."""
-    ordered = sorted(seconds)
-    return ordered[0] if len(ordered) <= 2 else ordered[len(ordered) // 2]
-
-
 def _measure_backward(
     model: nn.Module,
     args: Any,
@@ -248,6 +274,7 @@ def _measure_backward(
     for step, number in zip(steps, numbers, strict=True):
         op = bisect.bisect_right(boundaries, number - start) - 1 if number - start >= 0 and number < (1 << 62) else -1
         placed.append(msgspec.structs.replace(step, op=min(op, len(draft.ops) - 1)))
+    placed = steadied(placed, draft.ops)
     # What no hook sees is freed within the measured steps, so their own bytes tell when it goes: here it never does.
     slots = tuple(
         msgspec.structs.replace(s, step=-1 if s.position == UNSEEN else measurer.read_at.get(i, -1))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +26,9 @@ def imports_are_not_searched_for_garbage() -> None:
     """Every measurement collects garbage first; without this it would search everything that was ever imported."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread_for_each_process() -> None:
+    """Several processes share the machine's cores."""
+    torch.set_num_threads(1)

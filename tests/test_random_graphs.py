@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from ckpt_planner import InfeasibleBudgetError, optimize
@@ -14,11 +15,24 @@ from tests.random_models import ROWS, WIDTH, RandomModel, programs
 EXAMPLES = int(os.environ.get("CKPT_PLANNER_EXAMPLES", "500"))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(program=programs(), seed=st.integers(0, 99), share=st.sampled_from([0.95, 0.8, 0.6, 0.3]), leaf=st.booleans())
-def test_a_planned_step_equals_eager_within_its_budget(program: list, seed: int, share: float, leaf: bool) -> None:
-    torch.set_num_threads(1)
-    model = RandomModel(program, seed)
+PARTS = 10  # so that several processes share the work
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_planned_step_equals_eager_within_its_budget(part: int) -> None:
+    @seed(part)
+    @settings(max_examples=EXAMPLES // PARTS, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(
+        program=programs(), number=st.integers(0, 99), share=st.sampled_from([0.95, 0.8, 0.6, 0.3]), leaf=st.booleans()
+    )
+    def holds(program: list, number: int, share: float, leaf: bool) -> None:
+        _check(program, number, share, leaf)
+
+    holds()
+
+
+def _check(program: list, number: int, share: float, leaf: bool) -> None:
+    model = RandomModel(program, number)
     x = torch.randn(ROWS, WIDTH, requires_grad=leaf)
     plain = optimize(model, budget=1 << 40, example_args=(x,))
     resident = plain.profile.resident_bytes

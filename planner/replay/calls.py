@@ -43,7 +43,10 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from tensors_in(item)
+            if isinstance(item, torch.Tensor):
+                yield item
+            elif isinstance(item, (tuple, list, dict)):
+                yield from tensors_in(item)
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors_in(item)

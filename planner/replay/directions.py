@@ -20,6 +20,7 @@ class Direction:
         random: note the generator's state, because it draws from it and runs again.
         snapshot: positions of the tensor arguments to copy before it runs.
         dropped_outputs: for each tensor that it returns, whether a replay makes it (else it is kept if needed).
+        fills: outputs from which slots are filled.
         slots: for each tensor that it saves: KEEP, or (group, operation, output, read) that fills it, with HIDDEN for
             the output of one that is only saved; `read` is whether backward is known to read it.
         captured: positions of its saved tensors that its replay has to deliver.
@@ -29,7 +30,8 @@ class Direction:
     """
 
     __slots__ = (
-        "captured", "dropped_outputs", "graded", "group", "known", "name", "random", "slots", "snapshot", "writes",
+        "captured", "dropped_outputs", "fills", "graded", "group", "known", "name", "random", "slots", "snapshot",
+        "writes",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -38,6 +40,7 @@ class Direction:
         self.random = False
         self.snapshot: tuple[int, ...] = ()
         self.dropped_outputs: tuple[bool, ...] = ()
+        self.fills: frozenset[int] = frozenset()
         self.slots: tuple[tuple[int, int, int, bool] | None, ...] = ()
         self.captured: tuple[int, ...] = ()
         self.graded = False
@@ -86,6 +89,7 @@ def direct(profile: Profile, schedule: Schedule) -> Directions:
             else:
                 output = profile.ops[storage.birth].output.index(slot.storage)
                 slots[slot.op][slot.position] = (number, storage.birth, output, read)
+                directions[storage.birth].fills |= {output}
     for d, row in zip(directions, slots, strict=True):
         d.slots = tuple(row) if any(action is not KEEP for action in row) else ()
     return Directions(tuple(directions), len(schedule.groups))

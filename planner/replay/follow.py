@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
@@ -21,6 +20,8 @@ from .directions import HIDDEN, Direction, Directions
 from .group import Group, Handle, Kept
 from .noting import Made, Noting, Watch
 
+_push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+_pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
@@ -64,7 +65,7 @@ class Follower(TorchFunctionMode):
             return result
         if direction.idle:
             result = func(*args, **kwargs)
-            if is_operation(result):
+            if type(result) is torch.Tensor or is_operation(result):
                 self.position = position + 1
             return result
         return self._carry_out(direction, func, args, kwargs)
@@ -84,8 +85,11 @@ class Follower(TorchFunctionMode):
             # A saved-tensor hook of the model's own (its own checkpoint, offloading) is on top: leave it to it.
             if direction.slots and _top_hooks(True) == self._hooks_below:
                 slots = enumerate(direction.slots)
-                with saved_tensors_hooks(lambda t: self._pack(t, slots), self._unpack):
+                _push_hooks(lambda t: self._pack(t, slots), self._unpack)  # saved_tensors_hooks, without its object
+                try:
                     result = func(*args, **kwargs)
+                finally:
+                    _pop_hooks()
             else:
                 result = func(*args, **kwargs)
         except BaseException:
@@ -93,7 +97,9 @@ class Follower(TorchFunctionMode):
                 noting.withdraw()
             self._unsettled.clear()
             raise
-        if not is_operation(result) or (watch is not None and not watch.as_planned()):
+        if (type(result) is not torch.Tensor and not is_operation(result)) or (
+            watch is not None and not watch.as_planned()
+        ):
             if noting is not None:
                 noting.withdraw()
             self._unsettled.clear()
@@ -117,12 +123,12 @@ class Follower(TorchFunctionMode):
         direction = noting.direction
         if direction.writes:
             noting.account()
-        for output, tensor in enumerate(tensors_in(result)):
-            if output < len(direction.dropped_outputs) and direction.dropped_outputs[output]:
+        dropped = direction.dropped_outputs
+        for output, tensor in enumerate((result,) if type(result) is torch.Tensor else tensors_in(result)):
+            if output < len(dropped) and dropped[output]:
                 version = version_of(tensor)
                 self._made[id(tensor)] = (weakref.ref(tensor), direction.group, noting.index, output, version)
-                key = storage_key(tensor)
-                if key is not None:
+                if output in direction.fills and (key := storage_key(tensor)) is not None:
                     self._filling[self.position, output] = (storage_ref(tensor), noting.index)
                     self._accounted[key] = version
             else:  # an in-place call can return what was made again before, and no longer is

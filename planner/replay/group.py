@@ -6,6 +6,7 @@ tensors, so that it goes when the step's graph goes.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -136,6 +137,7 @@ class Group:
         for ref, last in self.last_use.items():
             expiring.setdefault(last, []).append(ref)
         states: tuple[torch.Tensor, ...] | None = None
+        grad_mode = torch.is_grad_enabled()
         try:
             for index, call in enumerate(self.calls):
                 if call.states is not None:
@@ -146,6 +148,7 @@ class Group:
                 for ref in expiring.get(index, ()):
                     values.pop(ref, None)
         finally:
+            torch._C._set_grad_enabled(grad_mode)
             if states is not None:
                 set_generator_states(states)
                 states = None  # let go before the observer looks
@@ -156,9 +159,10 @@ class Group:
         wants_grad = (call.graded or bool(call.captured)) and call.grad
         seen: dict[int, torch.Tensor] = {}
         args = self._restore(call.args, values, wants_grad, call, seen)
-        kwargs = self._restore(call.kwargs, values, wants_grad, call, seen)
+        kwargs = self._restore(call.kwargs, values, wants_grad, call, seen) if call.kwargs else {}
         saved: list[torch.Tensor] = []
-        with torch.set_grad_enabled(wants_grad), Autocast(call.autocast):
+        torch._C._set_grad_enabled(wants_grad)  # set_grad_enabled without its object; `replay` sets it back
+        with Autocast(call.autocast):
             if call.captured:
                 # The list takes detached tensors and the hook gives nothing back, or the graph would hold itself.
                 with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.detach()), lambda t: t):
@@ -169,7 +173,7 @@ class Group:
             key = (index, position, 0)
             if key in self.expected:
                 self.ready[key] = [saved[position], self.expected[key]]
-        for output, tensor in enumerate(tensors_in(result)):
+        for output, tensor in enumerate((result,) if type(result) is torch.Tensor else tensors_in(result)):
             key = (index, output, -1)
             waits, used = key in self.expected, self.last_use.get((index, output), index) > index
             if waits or used:
@@ -223,9 +227,17 @@ class Group:
 
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
     """Whether autocast is on, and to which type, on the CPU and on the GPU if there is one."""
-    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _autocast_devices())
+    devices = _autocast_devices()
+    for d in devices:
+        if torch.is_autocast_enabled(d):
+            return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
+    return _OFF[: len(devices)]
 
 
+_OFF = (("cpu", False, torch.bfloat16), ("cuda", False, torch.float16))
+
+
+@functools.cache
 def _autocast_devices() -> tuple[str, ...]:
     return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 

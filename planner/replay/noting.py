@@ -16,6 +16,8 @@ from .group import Call, Group, Ref, Source, generator_states
 MOST_KNOWN = 32  # kinds of arguments remembered for an operation
 _MOST_WATCHED = 1 << 16  # bytes: statistics and counters, which some kernels write without counting it
 
+_ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+
 Made = dict[int, tuple["weakref.ref[torch.Tensor]", int, int, int, int]]
 
 
@@ -42,9 +44,7 @@ class Noting:
     def note(self, position: int, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Put the call into the group, if it is sound."""
         direction = self.direction
-        call = self.call = Call(position, func, self._template(args), {}, "")
-        if kwargs:
-            call.kwargs = self._template(kwargs)
+        call = self.call = Call(position, func, self._flat(args), self._template(kwargs) if kwargs else {}, "")
         call.captured, call.graded = direction.captured, direction.graded
         for p in direction.writes:
             found = self._seen.get(id(self.tensors[p])) if p < len(self.tensors) else None
@@ -62,6 +62,19 @@ class Noting:
             call.states = generator_states()
         self.group.calls.append(call)
 
+    def _flat(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The template of positional arguments; most are tensors and numbers."""
+        found = []
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                found.append(self._stand_in(value))
+            elif type(value) in _ATOMS:
+                self._plain.append(value)
+                found.append(value)
+            else:
+                found.append(self._template(value))
+        return tuple(found)
+
     def _template(self, value: Any) -> Any:
         """Arguments with `Ref` and `Source` in place of tensors. (A method: a recursive closure would be a cycle.)
 
@@ -75,6 +88,11 @@ class Noting:
         if kind is dict:
             self._plain.extend(value)
             return {k: self._template(v) for k, v in value.items()}
+        if kind is slice:
+            if any(isinstance(v, torch.Tensor) for v in (value.start, value.stop, value.step)):
+                self.sound = False  # its value is read by the call; another could be read on replay
+            self._plain.append((slice, value.start, value.stop, value.step))  # a slice is not hashable everywhere
+            return value
         if isinstance(value, (tuple, list)) and next(tensors_in(value), None) is not None:
             return tuple([self._template(v) for v in value])  # torch.return_types and such
         self._plain.append(value)
