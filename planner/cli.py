@@ -185,19 +185,24 @@ def _hint(error: CkptPlannerError, output: Path) -> str:
 
 
 def _write(described: reports.Report, form: str, output: Path) -> None:
-    to_stdout = str(output) == "-"
     if form == "json":
         content = reports.json(described)
     elif form == "html":
         content = reports.html(described)
     else:
-        content = reports.text(described, *terminal.look(sys.stdout if to_stdout else io.StringIO())) + "\n"
-    if to_stdout:
-        # A page says that it is UTF-8, whatever the terminal's encoding.
-        click.echo(content.encode() if form == "html" else content, nl=False)
+        shown_on = sys.stdout if str(output) == "-" else io.StringIO()
+        content = reports.text(described, *terminal.look(shown_on)) + "\n"
+    # A page says that it is UTF-8, whatever stdout's encoding is.
+    _put(content.encode() if form == "html" else content, output)
+
+
+def _put(content: str | bytes, output: Path) -> None:
+    """Writes to the file, and says so on stderr; or to stdout, if it is "-"."""
+    if str(output) == "-":
+        click.echo(content, nl=False)
         return
     try:
-        output.write_text(content, encoding="utf-8")
+        output.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise click.FileError(str(output), error.strerror or str(error)) from None
     click.echo(f"Wrote {output}", err=True)

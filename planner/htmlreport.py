@@ -149,10 +149,11 @@ def _timeline(data: Any) -> dict[str, Any]:
 def _frontier(data: Any) -> dict[str, Any] | None:
     if data["frontier"] is None:
         return None
-    points = [(p["peak_bytes"], p["overhead"]) for p in data["frontier"]["points"]]
-    chosen = data["peak_bytes"], data["overhead"]
-    plain = data["baseline_peak_bytes"], 0.0
-    sizes = [x for x, _ in (*points, chosen, plain)]
+    # What is computed again, for the plan too: its own overhead may hold more.
+    step = data["baseline_step_seconds"] or 1.0
+    points = [(p["peak_bytes"], p["recompute_seconds"] / step) for p in data["frontier"]["points"]]
+    chosen = data["peak_bytes"], data["recompute_seconds"] / step
+    sizes = [x for x, _ in (*points, chosen)] + [data["baseline_peak_bytes"]]
     across = charts.around(sizes, max(1.0, max(sizes) * 0.02))
     up = charts.Scale(0.0, max(0.01, *(y for _, y in (*points, chosen))) * charts.HEADROOM)
     budget = data["budget_bytes"]
@@ -160,7 +161,6 @@ def _frontier(data: Any) -> dict[str, Any] | None:
         "line": charts.steps(points, across, up),
         "points": [(across.share(x), up.share(y)) for x, y in points],
         "chosen": (across.share(chosen[0]), up.share(chosen[1])),
-        "plain": (across.share(plain[0]), 0.0),
         "across": charts.bytes_ticks(across),
         "up": charts.share_ticks(up),
         "budget": across.share(budget) if budget is not None and across.low <= budget <= across.high else None,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .moduletree import Node
     from .moments import Moments
     from .plan import Measurement, Plan
+    from .profile import Profile
 
 MEMORY_PARTS = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
 
@@ -136,6 +137,7 @@ class Report(msgspec.Struct, frozen=True):
         headroom_bytes: the budget less the predicted peak.
         memory_change: of `memory` from `baseline_memory`, as a share of the latter; None where that is zero.
         alike: the segments, those that are alike added up.
+        follow_seconds: what following forward costs, beyond what is computed again.
         starting_seconds: what starting the replays costs; with `again_seconds` of the whole tree it is
             `recompute_seconds`.
         timeline: the memory over the step.
@@ -155,6 +157,7 @@ class Report(msgspec.Struct, frozen=True):
     step_seconds: float
     baseline_step_seconds: float
     recompute_seconds: float
+    follow_seconds: float
     overhead: float
     lower_bound_seconds: float | None
     gap: float | None
@@ -195,12 +198,12 @@ def describe(
     from .textreport import merge
 
     measured = None if measurement is None else _measured(plan, measurement)
-    p, nodes = plan.profile, tree(plan.decision)
+    nodes = tree(plan.decision)
     segments = tuple(
         Segment(tuple(s.modules), s.nodes, s.bytes_freed, s.bytes_kept, s.recompute_seconds) for s in plan.segments
     )
     return Report(
-        profile=Subject(p.model, p.device, p.torch_version, p.optimizer, p.loss, len(p.ops), p.resident_bytes),
+        profile=subject(plan.profile),
         strategy=plan.strategy,
         status=str(plan.status.value),
         peak_bytes=plan.peak_bytes,
@@ -211,6 +214,7 @@ def describe(
         step_seconds=plan.step_seconds,
         baseline_step_seconds=plan.baseline_step_seconds,
         recompute_seconds=plan.recompute_seconds,
+        follow_seconds=plan.decision.follow_seconds,
         overhead=plan.overhead,
         lower_bound_seconds=plan.lower_bound_seconds,
         gap=plan.gap,
@@ -232,6 +236,11 @@ def describe(
         measurement=measured,
         verified=verified,
     )
+
+
+def subject(p: Profile) -> Subject:
+    """What a profile was measured of."""
+    return Subject(p.model, p.device, p.torch_version, p.optimizer, p.loss, len(p.ops), p.resident_bytes)
 
 
 def _measured(plan: Plan, m: Measurement) -> Measured:

@@ -23,7 +23,16 @@ def test_json_has_the_plans_attribute_names() -> None:
     made = plan()
     data = json.loads(report.json(report.describe(made, measurement(), True)))
     of_the_plan = set(vars(made)) - {"decision"}
-    ours = {"measurement", "verified", "verdict", "peak_change", "headroom_bytes", "memory_change", "alike"}
+    ours = {
+        "measurement",
+        "verified",
+        "verdict",
+        "peak_change",
+        "headroom_bytes",
+        "memory_change",
+        "alike",
+        "follow_seconds",
+    }
     assert set(data) == of_the_plan | ours | {"starting_seconds", "timeline", "alive", "tree", "frontier"}
     for name in ("peak_bytes", "baseline_peak_bytes", "budget_bytes", "overhead", "strategy", "gap"):
         assert data[name] == getattr(made, name)
