@@ -91,12 +91,11 @@ def _costs(report: Report) -> list[str]:
         lines.append(f"Strategy {report.strategy}, budget {size}; the predicted peak is {room}.")
     if report.segments:
         again = f"Computed again: {seconds(report.recompute_seconds)} a step"
-        if report.follow_seconds:
-            again += f", and {seconds(report.follow_seconds)} to follow forward"
         # A bound of zero, as where the budget holds the plain step, says nothing.
         if report.lower_bound_seconds:
             again += f"; no plan can do with less than {seconds(report.lower_bound_seconds)}"
             again += f" (gap {report.gap:.1%})" if report.gap is not None else ""
+        again += f". Following forward takes {seconds(report.follow_seconds)} more" if report.follow_seconds else ""
         lines.append(f"{again}.")
     lines.append(report.status)
     return lines
