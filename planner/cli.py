@@ -8,8 +8,7 @@ wrong usage are quick.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +17,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import report as reports
-from . import userfile
+from . import terminal, userfile
 from .budget import parse_budget
-from .errors import BudgetError, CkptPlannerError, VerificationError
+from .errors import BudgetError, CkptPlannerError, InfeasibleBudgetError, VerificationError
 from .progress import stage_reporter
 
 if TYPE_CHECKING:
     from .plan import Plan
-
-PIPED_WIDTH = 100  # columns of the text where stdout is no terminal
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -71,7 +68,7 @@ def _checked_budget(context: click.Context, parameter: click.Parameter, value: s
 @click.option("--device", envvar="CKPT_PLAN_DEVICE", help="Move the model and inputs there first, e.g. cuda.")
 @click.option("--measure", is_flag=True, help="Run one real step and show the measured peak beside the predicted one.")
 @click.option("--verify", is_flag=True, help="Compare loss, gradients, buffers and random state with the plain step.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--format", "form", type=click.Choice(["text", "json", "html"]), default="text", show_default=True)
 @click.option(
     "-o",
     "--output",
@@ -100,6 +97,8 @@ def report(
     """
     if not output.parent.is_dir():
         raise click.BadParameter(f"there is no folder {output.parent}", param_hint="'-o' / '--output'")
+    if form == "html" and str(output) == "-" and sys.stdout.isatty():
+        raise click.BadParameter("a page is not for a terminal; name a file", param_hint="'-o' / '--output'")
     refused: list[str] = []
     try:
         # What the user's code prints is not the report.
@@ -118,11 +117,11 @@ def report(
                 refused += [difference] if difference else []
     except CkptPlannerError as error:
         # An error on purpose: its message, its exit code, no traceback.
-        click.echo(f"Error: {error}", err=True)
+        terminal.say_error(str(error), _hint(error, output))
         raise click.exceptions.Exit(error.exit_code) from None
     _write(reports.describe(plan, measurement, verified), form, output)
     for message in refused:
-        click.echo(f"Error: {message}", err=True)
+        terminal.say_error(message)
     if refused:
         raise click.exceptions.Exit(1)
 
@@ -175,19 +174,35 @@ def _verify(plan: Plan) -> tuple[bool, str]:
     return True, ""
 
 
+def _hint(error: CkptPlannerError, output: Path) -> str:
+    """What to try after an error, and that an older report is not this one's."""
+    lines = []
+    if isinstance(error, InfeasibleBudgetError):
+        lines.append(f"Can be kept: --strategy budget --budget {error.minimum_bytes}")
+    if str(output) != "-" and output.exists():
+        lines.append(f"{output} is from an earlier run; it was not written.")
+    return "\n  ".join(lines)
+
+
 def _write(described: reports.Report, form: str, output: Path) -> None:
-    to_stdout = str(output) == "-"
     if form == "json":
         content = reports.json(described)
+    elif form == "html":
+        content = reports.html(described)
     else:
-        terminal = to_stdout and sys.stdout.isatty()
-        width = shutil.get_terminal_size((PIPED_WIDTH, 24)).columns if terminal else PIPED_WIDTH
-        content = reports.text(described, width, terminal and not os.environ.get("NO_COLOR")) + "\n"
-    if to_stdout:
+        shown_on = sys.stdout if str(output) == "-" else io.StringIO()
+        content = reports.text(described, *terminal.look(shown_on)) + "\n"
+    # A page says that it is UTF-8, whatever stdout's encoding is.
+    _put(content.encode() if form == "html" else content, output)
+
+
+def _put(content: str | bytes, output: Path) -> None:
+    """Writes to the file, and says so on stderr; or to stdout, if it is "-"."""
+    if str(output) == "-":
         click.echo(content, nl=False)
         return
     try:
-        output.write_text(content, encoding="utf-8")
+        output.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise click.FileError(str(output), error.strerror or str(error)) from None
     click.echo(f"Wrote {output}", err=True)

@@ -1,21 +1,27 @@
-"""What a plan decided, what it costs and whether that pays: as data, as text and as JSON. Free of torch.
+"""What a plan decided, what it costs and whether that pays: as data, text, JSON and HTML. Free of torch.
 
-`describe` turns a plan into a `Report`, plain data under the plan's own attribute names; `text` and `json` render it.
-Sizes are bytes, times seconds, shares fractions of one.
+`describe` turns a plan into a `Report`, plain data under the plan's own attribute names; `text`, `json` and `html`
+render it, so that they all show the same numbers. Sizes are bytes, times seconds, shares fractions of one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from .verdict import Verdict, weigh
+
 if TYPE_CHECKING:
+    # These bring the solvers along, which the command does not need to start.
+    from .alive import ModuleBytes
+    from .moduletree import Node
+    from .moments import Moments
     from .plan import Measurement, Plan
+    from .profile import Profile
 
 MEMORY_PARTS = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
-PAYS_ABOVE_SAVED = 0.5
-PAYS_BELOW_OVERHEAD = 0.3
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -29,18 +35,86 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One real step beside what was predicted; None where the plain step did not fit or was not run."""
+    """One real step beside what was predicted; None where the plain step did not fit or was not run.
+
+    Attributes:
+        error, baseline_error, step_error, baseline_step_error: how far the prediction is from each of the measured
+            values, as a share of the latter; above zero: predicted more.
+    """
 
     peak_bytes: int
     predicted_peak_bytes: int
     step_seconds: float
-    baseline_peak_bytes: int | None = None
-    baseline_step_seconds: float | None = None
+    baseline_peak_bytes: int | None
+    baseline_step_seconds: float | None
+    error: float
+    baseline_error: float | None
+    step_error: float
+    baseline_step_error: float | None
+
+
+class Alike(msgspec.Struct, frozen=True):
+    """Segments that differ only in the numbers of their modules, added up.
+
+    Attributes:
+        label: their modules in one line, "h.{0…11}.mlp".
+        segments: how many they are.
+    """
+
+    label: str
+    segments: int
+    nodes: int
+    bytes_freed: int
+    bytes_kept: int
+    recompute_seconds: float
+
+
+class Choice(Protocol):
+    """One point of a frontier: the least overhead that was found for a peak."""
 
     @property
-    def error(self) -> float:
-        """How far the prediction is from the measured peak, as a share of the latter; above zero: predicted more."""
-        return (self.predicted_peak_bytes - self.peak_bytes) / self.peak_bytes if self.peak_bytes else 0.0
+    def peak_bytes(self) -> int:
+        """Predicted peak, bytes."""
+
+    @property
+    def overhead(self) -> float:
+        """Time of what runs again, as a share of the plain step's."""
+
+    @property
+    def recompute_seconds(self) -> float:
+        """Time of what runs again."""
+
+    @property
+    def gap(self) -> float:
+        """The share of it that may be avoidable."""
+
+
+class Choices(Protocol):
+    """A frontier, as `ckpt_planner.frontier` finds it: its points, and which of them is the knee."""
+
+    @property
+    def points(self) -> Sequence[Choice]:
+        """The points."""
+
+    @property
+    def knee(self) -> int:
+        """Index of the point after which less memory costs steeply more."""
+
+
+class FrontierPoint(msgspec.Struct, frozen=True):
+    """A `Choice` as plain data."""
+
+    peak_bytes: int
+    overhead: float
+    recompute_seconds: float
+    gap: float
+
+
+class Frontier(msgspec.Struct, frozen=True):
+    """What other budgets would cost, the smallest peak first; `knee` is the index of a point."""
+
+    points: tuple[FrontierPoint, ...]
+    knee: int
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -55,48 +129,60 @@ class Subject(msgspec.Struct, frozen=True):
     resident_bytes: int
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """Whether the plan pays by the rule of thumb.
+class Report(msgspec.Struct, frozen=True):
+    """A plan as plain data; every attribute that `Plan` has too means the same there.
 
     Attributes:
-        pays: True or False; None where nothing is computed again, so that there is nothing to weigh.
-        saved: share of the peak that the plan saves, of what lies above the memory that no plan can avoid
-            (parameters, buffers, inputs, optimizer state).
-        overhead: what that costs, as a share of the plain step's time.
-        sentence: the same for people.
+        peak_change: the peak's change from the plain step's, as a share of the latter.
+        headroom_bytes: the budget less the predicted peak.
+        memory_change: of `memory` from `baseline_memory`, as a share of the latter; None where that is zero.
+        alike: the segments, those that are alike added up.
+        follow_seconds: what following forward costs, beyond what is computed again.
+        starting_seconds: what starting the replays costs; with `again_seconds` of the whole tree it is
+            `recompute_seconds`.
+        timeline: the memory over the step.
+        alive: what the bytes at the peak are, by module.
+        tree: the model's modules and operations.
+        frontier: what other budgets would cost, if that was looked for.
     """
-
-    pays: bool | None
-    saved: float
-    overhead: float
-    sentence: str
-
-
-class Report(msgspec.Struct, frozen=True):
-    """A plan as plain data; every attribute that `Plan` has too means the same there."""
 
     profile: Subject
     strategy: str
     status: str
     peak_bytes: int
     baseline_peak_bytes: int
+    peak_change: float
     budget_bytes: int | None
+    headroom_bytes: int | None
     step_seconds: float
     baseline_step_seconds: float
     recompute_seconds: float
+    follow_seconds: float
     overhead: float
     lower_bound_seconds: float | None
     gap: float | None
     memory: dict[str, int]
     baseline_memory: dict[str, int]
+    memory_change: dict[str, float | None]
     segments: tuple[Segment, ...]
+    alike: tuple[Alike, ...]
+    starting_seconds: float
     notes: tuple[str, ...]
     verdict: Verdict
+    timeline: Moments
+    alive: tuple[ModuleBytes, ...]
+    tree: tuple[Node, ...]
+    frontier: Frontier | None = None
     measurement: Measured | None = None
     verified: bool | None = None
 
 
-def describe(plan: Plan, measurement: Measurement | None = None, verified: bool | None = None) -> Report:
+def describe(
+    plan: Plan,
+    measurement: Measurement | None = None,
+    verified: bool | None = None,
+    frontier: Choices | None = None,
+) -> Report:
     """The plan as plain data.
 
     Args:
@@ -104,62 +190,85 @@ def describe(plan: Plan, measurement: Measurement | None = None, verified: bool 
         measurement: what `plan.measure()` returned, if it was called. The verdict is then by its peaks, if it
             has both.
         verified: True if `plan.verify()` found no difference; None if it was not called.
+        frontier: what other budgets would cost, if that was looked for.
     """
-    measured = None
-    if measurement is not None:
-        measured = Measured(
-            peak_bytes=measurement.peak_bytes,
-            predicted_peak_bytes=measurement.predicted_peak_bytes,
-            step_seconds=measurement.step_seconds,
-            baseline_peak_bytes=measurement.baseline_peak_bytes,
-            baseline_step_seconds=measurement.baseline_step_seconds,
-        )
-    p = plan.profile
+    from .alive import alive
+    from .moduletree import tree
+    from .moments import moments
+    from .textreport import merge
+
+    measured = None if measurement is None else _measured(plan, measurement)
+    nodes = tree(plan.decision)
+    segments = tuple(
+        Segment(tuple(s.modules), s.nodes, s.bytes_freed, s.bytes_kept, s.recompute_seconds) for s in plan.segments
+    )
     return Report(
-        profile=Subject(p.model, p.device, p.torch_version, p.optimizer, p.loss, len(p.ops), p.resident_bytes),
+        profile=subject(plan.profile),
         strategy=plan.strategy,
         status=str(plan.status.value),
         peak_bytes=plan.peak_bytes,
         baseline_peak_bytes=plan.baseline_peak_bytes,
+        peak_change=_off(plan.peak_bytes, plan.baseline_peak_bytes) or 0.0,
         budget_bytes=plan.budget_bytes,
+        headroom_bytes=None if plan.budget_bytes is None else plan.budget_bytes - plan.peak_bytes,
         step_seconds=plan.step_seconds,
         baseline_step_seconds=plan.baseline_step_seconds,
         recompute_seconds=plan.recompute_seconds,
+        follow_seconds=plan.decision.follow_seconds,
         overhead=plan.overhead,
         lower_bound_seconds=plan.lower_bound_seconds,
         gap=plan.gap,
         memory={part: getattr(plan.memory, part) for part in MEMORY_PARTS},
         baseline_memory={part: getattr(plan.baseline_memory, part) for part in MEMORY_PARTS},
-        segments=tuple(
-            Segment(tuple(s.modules), s.nodes, s.bytes_freed, s.bytes_kept, s.recompute_seconds) for s in plan.segments
+        memory_change={p: _off(getattr(plan.memory, p), getattr(plan.baseline_memory, p)) for p in MEMORY_PARTS},
+        segments=segments,
+        alike=tuple(
+            Alike(label, count, sum_.nodes, sum_.bytes_freed, sum_.bytes_kept, sum_.recompute_seconds)
+            for label, sum_, count in merge(segments)
         ),
+        starting_seconds=max(0.0, plan.recompute_seconds - nodes[0].again_seconds),
         notes=tuple(plan.notes),
-        verdict=_verdict(plan, measured),
+        verdict=weigh(plan, measured),
+        timeline=moments(plan.decision),
+        alive=alive(plan.decision),
+        tree=nodes,
+        frontier=None if frontier is None or not frontier.points else _frontier(frontier),
         measurement=measured,
         verified=verified,
     )
 
 
-def _verdict(plan: Plan, measured: Measured | None) -> Verdict:
-    peak, plain, overhead, source = plan.peak_bytes, plan.baseline_peak_bytes, plan.overhead, "predicted"
-    if measured is not None and measured.baseline_peak_bytes is not None:
-        # The time stays the predicted one: that of a single step is too noisy to decide by, its peak is exact.
-        peak, plain, source = measured.peak_bytes, measured.baseline_peak_bytes, "peaks measured, time predicted"
-    above = plain - plan.profile.resident_bytes
-    saved = (plain - peak) / above if above > 0 else 0.0
-    figures = (
-        f"it saves {saved:.0%} of the memory above parameters, buffers, inputs and optimizer state "
-        f"for {overhead:.0%} more time ({source})"
+def subject(p: Profile) -> Subject:
+    """What a profile was measured of."""
+    return Subject(p.model, p.device, p.torch_version, p.optimizer, p.loss, len(p.ops), p.resident_bytes)
+
+
+def _measured(plan: Plan, m: Measurement) -> Measured:
+    return Measured(
+        peak_bytes=m.peak_bytes,
+        predicted_peak_bytes=m.predicted_peak_bytes,
+        step_seconds=m.step_seconds,
+        baseline_peak_bytes=m.baseline_peak_bytes,
+        baseline_step_seconds=m.baseline_step_seconds,
+        error=_off(m.predicted_peak_bytes, m.peak_bytes) or 0.0,
+        baseline_error=_off(plan.baseline_peak_bytes, m.baseline_peak_bytes),
+        step_error=_off(plan.step_seconds, m.step_seconds) or 0.0,
+        baseline_step_error=_off(plan.baseline_step_seconds, m.baseline_step_seconds),
     )
-    if not plan.segments:
-        return Verdict(None, saved, overhead, "Nothing is computed again, so there is nothing to pay for.")
-    if saved > PAYS_ABOVE_SAVED and overhead < PAYS_BELOW_OVERHEAD:
-        return Verdict(True, saved, overhead, f"Pays: {figures}; over half for under 30 % is worth it.")
-    if overhead >= PAYS_BELOW_OVERHEAD:
-        advice = "30 % or more is a high price: a larger budget, or a smaller batch, may be cheaper"
-    else:
-        advice = "less than half is worth it only where the step would not fit otherwise"
-    return Verdict(False, saved, overhead, f"Does not pay by the rule of thumb: {figures}; {advice}.")
+
+
+def _off(value: float, real: float | None) -> float | None:
+    return (value - real) / real if real else None
+
+
+def _frontier(found: Choices) -> Frontier:
+    """The frontier with its points in the order of their peaks."""
+    order = sorted(range(len(found.points)), key=lambda i: (found.points[i].peak_bytes, found.points[i].overhead))
+    points = [found.points[i] for i in order]
+    return Frontier(
+        tuple(FrontierPoint(p.peak_bytes, p.overhead, p.recompute_seconds, p.gap) for p in points),
+        order.index(found.knee),
+    )
 
 
 def json(report: Report) -> str:
@@ -167,8 +276,15 @@ def json(report: Report) -> str:
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
 
 
-def text(report: Report, width: int = 100, color: bool = False) -> str:
+def text(report: Report, width: int = 100, color: bool = False, bars: bool = False) -> str:
     """The report for people; see `ckpt_planner.textreport.render`."""
     from .textreport import render
 
-    return render(report, width, color)
+    return render(report, width, color, bars)
+
+
+def html(report: Report) -> str:
+    """The report as one page without anything outside it; see `ckpt_planner.htmlreport.render`."""
+    from .htmlreport import render
+
+    return render(report)

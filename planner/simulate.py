@@ -50,7 +50,7 @@ class Timeline(msgspec.Struct, frozen=True):
 def simulate(profile: Profile, schedule: Schedule) -> Timeline:
     """Live bytes at every moment of the step that `schedule` makes of `profile`."""
     n, m, resident = len(profile.ops), len(profile.steps), profile.resident_bytes
-    until = _needed_until(profile, schedule)
+    until = needed_until(profile, schedule)
     forward = np.zeros(n + 2, dtype=np.int64)  # differences of live bytes at the start of each operation
     backward = np.zeros(m + 1, dtype=np.int64)  # differences of kept bytes at each backward step
     for s, storage in enumerate(profile.storages):
@@ -109,7 +109,7 @@ def _span(differences: NDArray[np.int64], first: int, last: int, size: int) -> N
             differences[last + 1] -= size
 
 
-def _needed_until(profile: Profile, schedule: Schedule) -> dict[int, int]:
+def needed_until(profile: Profile, schedule: Schedule) -> dict[int, int]:
     """For each storage that is kept for backward, the last step that needs it."""
     m = len(profile.steps)
     until: dict[int, int] = {}

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from . import labels
 from .budget import format_bytes
-from .report import MEMORY_PARTS, Report, Segment
+from .report import MEMORY_PARTS, Report, Segment, Subject
+from .terminal import printable
+from .timechart import chart
 
 MOST_ROWS = 20  # of the table of segments: nobody reads a longer one, and the JSON has them all
 NARROWEST = 72  # what the tables need
+OVER = "31"  # the ANSI code of what is above the budget
+SHOUT = re.compile(r"\b(ABOVE|BREAKS|DIFFER)\b")
 
 N = TypeVar("N", int, float)
 
 
-def render(report: Report, width: int = 100, color: bool = False) -> str:
+def render(report: Report, width: int = 100, color: bool = False, bars: bool = False) -> str:
     """The report as text.
 
     Args:
         report: what `describe` returned.
         width: columns; taken as 72 where it is less, since the tables need as much.
-        color: bold headings and a coloured verdict, by ANSI escapes.
+        color: bold headings, a coloured verdict, and red for what is above the budget, by ANSI escapes.
+        bars: draw the memory over the step, with block characters.
 
     Returns:
         Lines of at most `width` characters (escapes not counted), without a newline at the end.
@@ -30,12 +36,18 @@ def render(report: Report, width: int = 100, color: bool = False) -> str:
     width = max(width, NARROWEST)
     lines: list[str] = []
 
-    def add(title: str, body: Sequence[str]) -> None:
+    def add(heading: str, body: Sequence[str]) -> None:
         lines.extend([""] if lines else [])
-        lines.extend(_paint(line, "1", color) for line in _wrap(title, width))
+        lines.extend(_paint(line, "1", color) for line in _wrap(heading, width))
         lines.extend(piece for line in body for piece in _wrap(line, width))
 
-    add(_title(report), _costs(report))
+    add(title(report.profile), _costs(report))
+    drawn = chart(report.timeline, report.budget_bytes, width, OVER if color else "") if bars else []
+    if drawn:
+        add("Memory over the step", [])
+        lines.extend(drawn)
+        if report.budget_bytes is not None and color:
+            lines.append(f"  {'':<8}{_paint('█', OVER, color)} above the budget of {format_bytes(report.budget_bytes)}")
     add("Memory at the peak", _memory(report))
     if report.segments:
         count = len(report.segments)
@@ -43,17 +55,18 @@ def render(report: Report, width: int = 100, color: bool = False) -> str:
     if report.measurement or report.verified is not None:
         add("Checked", _checked(report))
     if report.notes:
-        add("Notes", [f"- {note}" for note in report.notes])
+        add("Notes", [f"- {printable(note)}" for note in report.notes])
     code = {True: "32", False: "33", None: "0"}[report.verdict.pays]
     verdict = [_paint(line, code, color) for line in _wrap(report.verdict.sentence, width)]
+    lines = [_paint(line, f"1;{OVER}", color) if SHOUT.search(line) else line for line in lines]
     return "\n".join([*lines, "", *verdict])
 
 
-def _title(report: Report) -> str:
-    p = report.profile
+def title(p: Subject) -> str:
+    """Model, device, version of torch and optimizer in a line."""
     parts = [p.model, f"on {p.device}", f"torch {p.torch_version}"]
     parts += [f"optimizer {p.optimizer}"] if p.optimizer else []
-    return ", ".join(part for part in parts if part)
+    return printable(", ".join(part for part in parts if part))
 
 
 def _costs(report: Report) -> list[str]:
@@ -68,7 +81,7 @@ def _costs(report: Report) -> list[str]:
             f"{report.overhead:+.1%}",
         ),
     ]
-    lines = _table(rows)
+    lines = table(rows)
     if report.budget_bytes is None:
         lines.append(f"Strategy {report.strategy}, no budget.")
     else:
@@ -82,6 +95,7 @@ def _costs(report: Report) -> list[str]:
         if report.lower_bound_seconds:
             again += f"; no plan can do with less than {seconds(report.lower_bound_seconds)}"
             again += f" (gap {report.gap:.1%})" if report.gap is not None else ""
+        again += f". Following forward takes {seconds(report.follow_seconds)} more" if report.follow_seconds else ""
         lines.append(f"{again}.")
     lines.append(report.status)
     return lines
@@ -94,7 +108,7 @@ def _memory(report: Report) -> list[str]:
         if before or after:
             rows.append(_compared(part, before, after))
     rows.append(_compared("total", sum(report.baseline_memory.values()), sum(report.memory.values())))
-    return _table(rows)
+    return table(rows)
 
 
 def _segments(segments: Sequence[Segment], width: int) -> list[str]:
@@ -103,9 +117,9 @@ def _segments(segments: Sequence[Segment], width: int) -> list[str]:
     shown = merged if len(merged) <= MOST_ROWS else sorted(merged, key=lambda row: -row[1].bytes_freed)[: MOST_ROWS - 1]
     for label, sum_, count in (row for row in merged if row in shown):
         sizes = format_bytes(sum_.bytes_freed), format_bytes(sum_.bytes_kept), seconds(sum_.recompute_seconds)
-        rows.append((label, str(count), str(sum_.nodes), *sizes))
+        rows.append((printable(label), str(count), str(sum_.nodes), *sizes))
     rest = [row for row in merged if row not in shown]
-    lines = _table(rows, width)
+    lines = table(rows, width)
     if rest:
         freed = format_bytes(sum(row[1].bytes_freed for row in rest))
         lines.append(f"  and {sum(row[2] for row in rest)} smaller segments that free {freed}")
@@ -148,7 +162,7 @@ def _checked(report: Report) -> list[str]:
         rows.append(_predicted("plain peak", m.baseline_peak_bytes, report.baseline_peak_bytes, format_bytes))
         rows.append(_predicted("planned time", m.step_seconds, report.step_seconds, seconds))
         rows.append(_predicted("plain time", m.baseline_step_seconds, report.baseline_step_seconds, seconds))
-        lines += _table(rows)
+        lines += table(rows)
         if report.budget_bytes is not None:
             kept = "keeps" if m.peak_bytes <= report.budget_bytes else "BREAKS"
             lines.append(f"The measured peak {kept} the budget of {format_bytes(report.budget_bytes)}.")
@@ -175,7 +189,7 @@ def _predicted(name: str, real: N | None, expected: N, show: Callable[[N], str])
     return name, "not run" if real is None else show(real), show(expected), change
 
 
-def _table(rows: Sequence[Sequence[str]], width: int = NARROWEST) -> list[str]:
+def table(rows: Sequence[Sequence[str]], width: int = NARROWEST) -> list[str]:
     """Rows as lines, the first column to the left, the others to the right; a first cell too long has its own line."""
     columns = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = width - sum(columns[1:]) - 2 * len(columns)

@@ -1,4 +1,4 @@
-"""Plans made up for tests of what is shown of them, without torch and without solving."""
+"""Plans made up for tests of what is shown of them, without solving."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
+from ckpt_planner.decision import Decision
+from ckpt_planner.plan import Plan
 from ckpt_planner.profile import SCHEMA_VERSION, Profile
+from ckpt_planner.runtime import Planned, Runtime
+from ckpt_planner.solve import Solution, SolveStatus
 
 MB = 2**20
 
@@ -61,6 +65,7 @@ def plan(**changes: Any) -> Any:
         "strategy": "budget",
         "segments": tuple(segment(f"transformer.h.{i}.mlp.act", f"transformer.h.{i}.mlp.c_fc") for i in range(12)),
         "profile": profile,
+        "decision": Decision(profile, Solution((), SolveStatus.NOTHING_TO_DO, 0.0, 0), 60 * MB, "budget"),
         "memory": memory(parameters=13, inputs=1, activations=30, workspace=10),
         "baseline_memory": memory(parameters=13, inputs=1, activations=126, workspace=10),
         "notes": (),
@@ -68,6 +73,13 @@ def plan(**changes: Any) -> Any:
         "gap": 0.01,
     }
     return SimpleNamespace(**{**values, **changes})
+
+
+def plan_of(decision: Decision) -> Plan:
+    """The plan of a decision that no model was measured for."""
+    runtime = Runtime(decision.budget_bytes, decision.strategy)
+    runtime.first = Planned(decision)
+    return Plan(runtime)
 
 
 def measurement(**changes: Any) -> Any:

@@ -22,8 +22,18 @@ def shown(made: Any, **options: Any) -> str:
 def test_json_has_the_plans_attribute_names() -> None:
     made = plan()
     data = json.loads(report.json(report.describe(made, measurement(), True)))
-    names = set(vars(made)) | {"measurement", "verified", "verdict"}
-    assert set(data) == names
+    of_the_plan = set(vars(made)) - {"decision"}
+    ours = {
+        "measurement",
+        "verified",
+        "verdict",
+        "peak_change",
+        "headroom_bytes",
+        "memory_change",
+        "alike",
+        "follow_seconds",
+    }
+    assert set(data) == of_the_plan | ours | {"starting_seconds", "timeline", "alive", "tree", "frontier"}
     for name in ("peak_bytes", "baseline_peak_bytes", "budget_bytes", "overhead", "strategy", "gap"):
         assert data[name] == getattr(made, name)
     assert data["status"] == plans.Status.OPTIMAL.value
@@ -47,6 +57,12 @@ def test_verdict_pays_over_half_of_the_memory_for_under_30_percent(peak: int, ov
     assert verdict.saved == pytest.approx((150 - peak) / 136)
     assert f"{overhead:.0%}" in verdict.sentence
     assert verdict.sentence.startswith("Pays" if pays else "Does not pay")
+
+
+def test_verdict_says_so_where_a_plan_takes_more() -> None:
+    verdict = report.describe(plan(peak_bytes=184 * MB)).verdict
+    assert verdict.pays is False
+    assert "it adds 25% to the memory" in verdict.sentence
 
 
 def test_verdict_without_segments_weighs_nothing() -> None:
