@@ -30,6 +30,8 @@ def _make_name(function: Callable[..., Any]) -> str:
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return f"torch.ops.{function}"
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__name__
+    if "<locals>" in name:  # F.max_pool2d and its like are made by a function; their own names say more
+        name = getattr(function, "__name__", name)
     for prefix, public in _PREFIXES.items():
         if name.startswith(prefix):
             return public + name.removeprefix(prefix)
