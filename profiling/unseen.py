@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ckpt_planner.replay.calls import storage_key
+from ckpt_planner.replay.calls import storage_key, storage_of
 
 _SAMPLES = 1 << 16
 _PATTERN = 0x5A
@@ -69,7 +69,7 @@ def spoil(tensor: torch.Tensor) -> None:
 def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
     if storage_key(tensor) is None or tensor.device.type == "meta":
         return None
-    storage = tensor.untyped_storage()
+    storage = storage_of(tensor)
     dtype, size = (torch.int32, 4) if storage.nbytes() % 4 == 0 else (torch.uint8, 1)
     flat = torch.empty(0, dtype=dtype, device=tensor.device)
     return flat.set_(storage, 0, (storage.nbytes() // size,), (1,))  # type: ignore[call-overload,no-any-return]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .calls import storage_key, tensors_in, version_of
+from .calls import is_plain, storage_key, tensors_in, version_of
 from .directions import Direction
 from .group import Call, Group, Ref, Source, generator_states
 
@@ -87,6 +87,8 @@ class Noting:
         found = self._seen.get(id(tensor))
         if found is not None:
             return found
+        if not is_plain(tensor):
+            self.sound = False  # such a call is never planned to run again
         made = self._made.get(id(tensor))
         if made is not None and made[0]() is tensor and made[1] == self.direction.group:
             if version_of(tensor) != made[4] and self._accounted.get(storage_key(tensor) or 0) != version_of(tensor):
