@@ -50,6 +50,11 @@ class Planned:
             self.directions = direct(decision.profile, decision.schedule)
         self.misses = 0
 
+    def trust_nothing(self) -> None:
+        """The model may draw or write where it did not when it was profiled: watch even what is called first."""
+        for direction in self.directions.ops if self.directions is not None else ():
+            direction.known.add((self,))
+
 
 class Runtime:
     """Holds what was asked for, and a bounded cache of what was decided.
@@ -96,11 +101,9 @@ class Runtime:
             CaptureError, UnsupportedModelError: the step cannot be measured.
             PlanMismatchError: the first rank has another model.
         """
-        self._ranks = self._ranks or ranks_of(self._group)
-        if self._ranks is not None:
-            planned = plan_together(self, self._ranks, model, args, kwargs)
-        else:
-            planned = self.plan_alone(model, args, kwargs)
+        ranks = self._ranks = self._ranks or ranks_of(self._group)
+        call = (model, args, kwargs)
+        planned = self.plan_alone(*call) if ranks is None else plan_together(self, ranks, *call)
         self.remember(self.key(model, args, kwargs), planned)
         return planned
 
@@ -141,8 +144,7 @@ class Runtime:
     def adopt(self, model: nn.Module) -> None:
         """Take the first decision for calls of its kind on `model`, in the mode that the model is in now."""
         assert self.first is not None
-        for direction in self.first.directions.ops if self.first.directions is not None else ():
-            direction.known.add((self.first,))  # no call is: the model may draw where it did not when it was profiled
+        self.first.trust_nothing()
         modes = tuple(m.training for m in model.modules())
         frozen = tuple(p.requires_grad for p in model.parameters())
         self.cache[self.first.decision.profile.input_signature, modes, frozen] = self.first
@@ -260,14 +262,11 @@ class Runtime:
             return
         planned.misses += 1
         if planned.misses == 1:
-            position, expected, found = follower.diverged or (
-                follower.position,
-                "another operation",
-                "the end of forward",
-            )
+            end = (follower.position, "another operation", "the end of forward")
+            position, expected, found = follower.diverged or end
             log.warning(
-                "a step of %s took another path than planned (operation %d: %s instead of %s); from there on "
-                "everything was kept, so it may have taken more memory than the budget",
+                "a step of %s took another path than planned (operation %d: %s instead of %s); from there on, until "
+                "it met the plan again, everything was kept, so it may have taken more memory than the budget",
                 planned.decision.profile.model,
                 position,
                 found,

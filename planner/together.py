@@ -136,13 +136,16 @@ def _own(runtime: Runtime, decision: Decision, profile: Profile, budget: int) ->
     from .runtime import Planned
 
     if _work(decision.profile) == _work(profile):
-        if decision.profile.input_signature == profile.input_signature and decision.timeline.peak_bytes <= budget:
-            return Planned(decision)
-        moved = Decision(profile, _on(profile, decision.solution.dropped), budget, decision.strategy)
-        if moved.timeline.peak_bytes <= budget:
-            return Planned(moved)
+        if decision.profile.input_signature != profile.input_signature or decision.timeline.peak_bytes > budget:
+            decision = Decision(profile, _on(profile, decision.solution.dropped), budget, decision.strategy)
+        if decision.timeline.peak_bytes <= budget:
+            planned = Planned(decision)
+            planned.trust_nothing()
+            return planned
     log.info("rank 0's plan does not fit this rank, which decides for itself for %s", profile.input_signature)
-    return Planned(decide(profile, budget, runtime.strategy))
+    planned = Planned(decide(profile, budget, runtime.strategy))
+    planned.trust_nothing()
+    return planned
 
 
 def _rough(decision: Decision, profile: Profile) -> Planned:

@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ckpt_planner.profile import Replay
 from ckpt_planner.replay.calls import is_plain, storage_key, tensors_in, transforming
 from ckpt_planner.replay.group import generator_states, set_generator_states
+from ckpt_planner.replay.protect import writes_in_place
 
 from .meter import Meter
 
@@ -61,9 +62,7 @@ class Faithful:
         if name in UNWRITTEN:
             self._verdicts[signature] = ("plain", "")
             return None
-        base = name.rsplit(".", 1)[-1]
-        in_place = (base.endswith("_") and not base.endswith("__")) or base.startswith("__i") or base == "__setitem__"
-        if in_place or kwargs.get("inplace") is True or kwargs.get("out") is not None:
+        if writes_in_place(name, kwargs):
             return _copied((args, kwargs))
         return (args, kwargs)
 

@@ -59,7 +59,7 @@ def rehearse(
     device = device_of(model, (args, kwargs))
     with untouched(), torch.enable_grad():
         copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
-        follower = Follower(directions) if directions is not None else None
+        follower = Follower(directions, trusting=True) if directions is not None else None
         step = _Step(copy, args, kwargs, loss_fn, follower)
         if timed_only:
             _synchronise(device)
@@ -106,7 +106,9 @@ def outcome(
     """
     with untouched(), torch.enable_grad():
         copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
-        step = _Step(copy, args, kwargs, loss_fn, Follower(directions) if directions is not None else None)
+        step = _Step(
+            copy, args, kwargs, loss_fn, Follower(directions, trusting=True) if directions is not None else None
+        )
         _, loss = step.run()
         states = generator_states()
     yield "loss", loss.detach()

@@ -39,8 +39,8 @@ class Noting:
         self._plain: list[Any] = []
         self.sound, self.known = True, False
 
-    def note(self, position: int, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """Put the call into the group, if it is sound."""
+    def note(self, position: int, func: Callable[..., Any], args: Any, kwargs: Any, trusting: bool) -> None:
+        """Put the call into the group, if it is sound. `trusting`: the first call seen is the one that was profiled."""
         direction = self.direction
         call = self.call = Call(position, func, self._template(args), {}, "")
         if kwargs:
@@ -52,8 +52,8 @@ class Noting:
                 self.sound = False
         if not self.sound:
             return
-        if not direction.known:
-            self.remember()  # the first is the one that was profiled
+        if trusting and not direction.known:
+            self.remember()
         try:
             self.known = tuple(self._plain) in direction.known
         except TypeError:  # not hashable
