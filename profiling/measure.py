@@ -165,12 +165,12 @@ def _record(
     with meter:
         begin = meter.mark()
         recorder = Recorder(copy, _known(copy, args, kwargs), meter, device)
-        with recorder, _without_compiling():
+        sizes = resident(copy, args, kwargs, device)  # now, since forward may put more into what it is given
+        with recorder.overwritten.put_back(model, copy), recorder, _without_compiling():
             output = _call(copy, args, kwargs, recorder.where)
             recorder.outside()
             loss, origin = loss_of(output, loss_fn)
         storages, ops, slots = recorder.finish()
-        sizes = resident(copy, args, kwargs, device)
         del output, loss
         end = meter.mark()
     samples: dict[str, list[float]] = {}
@@ -255,6 +255,7 @@ def _measure_backward(
     device: torch.device,
 ) -> Profile:
     copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
+    inputs: list[torch.Tensor] = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
     meter = make_meter(device)
     with meter:
         begin = meter.mark()
@@ -267,7 +268,6 @@ def _measure_backward(
             loss, _ = loss_of(output, loss_fn)
         measurer.finish()
         if diverged is None:
-            inputs: list[torch.Tensor] = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
             measurer.backward(loss, [*copy.parameters(), *inputs])
         del output, loss
         end = meter.mark()

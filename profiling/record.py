@@ -35,6 +35,7 @@ from ckpt_planner.replay.group import generator_states
 from .describe import call_signature, calling_line, users_line
 from .faithful import UNWRITTEN, Faithful, same_bits
 from .meter import Meter
+from .overwritten import Overwritten
 from .saved import MOST_SNAPSHOT, Saved, with_snapshots
 from .unseen import Unseen
 
@@ -68,7 +69,7 @@ class Recorder(TorchFunctionMode):
         self._busy = False
         self._unseen, self._known = Unseen(), [tensor for _, kind, tensor in known if kind != "parameter"]
         self._sequence = 0
-        self.faithful = Faithful(meter)
+        self.faithful, self.overwritten = Faithful(meter), Overwritten(model)
         self._inside = True
         self._handles: list[Any] = []
         self.ops: list[Op] = []
@@ -143,6 +144,7 @@ class Recorder(TorchFunctionMode):
         versions = [version_of(t) for t in tensors]
         contents = [self._content(t) for t in tensors]
         signature = call_signature(name, args, kwargs, tensors, self._device)
+        held = self.overwritten.before(signature, tensors)
         trial = self.faithful.begin(signature, name, func, args, kwargs)
         states = generator_states()
         self._sequence = torch._C._autograd._get_sequence_nr() - self._first_sequence
@@ -153,6 +155,7 @@ class Recorder(TorchFunctionMode):
         finally:
             self._busy = False
         last = self._meter.mark()
+        self.overwritten.after(signature, held)
         if not is_operation(result):
             self._flush(None)
             return result

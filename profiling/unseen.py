@@ -51,7 +51,7 @@ class Unseen:
 
 def fingerprint(tensor: torch.Tensor) -> int:
     """A number that changes when the tensor's storage does; of large ones, evenly spaced samples are taken."""
-    flat = _flat(tensor)
+    flat = flat_bytes(tensor)
     if flat is None:
         return 0
     with torch.no_grad():
@@ -60,13 +60,14 @@ def fingerprint(tensor: torch.Tensor) -> int:
 
 def spoil(tensor: torch.Tensor) -> None:
     """Fill new memory, whose contents mean nothing yet, so that writing the same as in an earlier run shows."""
-    flat = _flat(tensor)
+    flat = flat_bytes(tensor)
     if flat is not None:
         with torch.no_grad():
             flat.fill_(_PATTERN)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor's whole storage as integers, with no version to count; None if there is none."""
     if storage_key(tensor) is None or tensor.device.type == "meta":
         return None
     storage = storage_of(tensor)

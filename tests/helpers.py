@@ -205,6 +205,10 @@ def assert_same_step(
         if tight:
             plans.append(planned(models[2], args, kwargs, share, loss_fn or default_loss, drops=False))
     assert all(observe(m) == fresh for m in models), "planning left a trace on the model"
+    states = [m.state_dict() for m in models]
+    for name, value in states[0].items():
+        if isinstance(value, torch.Tensor):
+            assert all(same(value, state[name]) for state in states), f"planning left a trace on {name}"
     assert not again or again in replayed(hardest), replayed(hardest)
     calls = [models[0], *[plan.model for plan in plans]]
     optimizers = [torch.optim.SGD(m.parameters(), lr=lr) for m in models if list(m.parameters())]
