@@ -24,6 +24,7 @@ def optimize(
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     optimizer: Any = None,
     strategy: str = "budget",
+    process_group: Any = None,
 ) -> Plan:
     """Plan the training step of `model` under a budget of peak memory.
 
@@ -38,6 +39,8 @@ def optimize(
         optimizer: a `torch.optim.Optimizer` or a class of one, whose state and working memory count towards the peak.
         strategy: "budget" (least recomputation that fits), "sqrt" (about sqrt(N) segments, Chen et al. 2016), "all"
             (every repeated block, as by hand), "none".
+        process_group: the ranks that train this model together, as `DistributedDataParallel` takes it; by default all.
+            Where there are several, each has to plan, and the first of them decides for all.
 
     Returns:
         The plan; `plan.model` is the module to train.
@@ -63,7 +66,7 @@ def optimize(
         raise CkptPlannerError(f"strategy {strategy!r} is unknown; choose one of {', '.join(STRATEGIES)}")
     _refuse_what_cannot_be_followed(model)
     model = plain_module(model)
-    runtime = Runtime(budget, strategy, loss_fn, optimizer, stage_reporter())
+    runtime = Runtime(budget, strategy, loss_fn, optimizer, stage_reporter(), process_group)
     call = None
     if example_args is not None or example_kwargs is not None:
         args = example_args if isinstance(example_args, tuple) else (example_args,) if example_args is not None else ()

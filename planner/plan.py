@@ -233,11 +233,11 @@ class Plan:
                 continue
             if value.device.type != "cpu":
                 again = again or dict(outcome(model, args, kwargs, loss_fn, None))
-                tolerance = 2 * (again[name].double() - value.double()).abs().max().item()
-                if (found[name].double() - value.double()).abs().max().item() <= tolerance:
+                if _distance(found[name], value) <= 2 * _distance(again[name], value):
                     continue
-            difference = (found[name].double() - value.double()).abs().max().item()
-            raise VerificationError(f"{name} differs between the planned and the plain step, by up to {difference:.3g}")
+            raise VerificationError(
+                f"{name} differs between the planned and the plain step, by up to {_distance(found[name], value):.3g}"
+            )
 
     def _planned(self) -> Planned:
         if self._runtime.first is None:
@@ -297,4 +297,18 @@ class Plan:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+    if a.layout != b.layout or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = _dense(a), _dense(b)
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor of any layout."""
+    if tensor.is_nested:
+        return torch.cat([part.flatten() for part in tensor.unbind()])
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((_dense(a).double() - _dense(b).double()).abs().max())

@@ -25,11 +25,16 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profile: Profile
 
 
-def write_plan(decision: Decision, path: str | Path) -> None:
-    """Write a decision: keys sorted, no time stamps, so that a diff shows what changed."""
+def encode_plan(decision: Decision) -> bytes:
+    """A decision as JSON: keys sorted, no time stamps, so that a diff shows what changed."""
     d = decision
     file = _File(SCHEMA_VERSION, _KIND, d.strategy, d.budget_bytes, d.solution, d.profile)
-    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(file, order="sorted"), indent=1) + b"\n")
+    return msgspec.json.encode(file, order="sorted")
+
+
+def write_plan(decision: Decision, path: str | Path) -> None:
+    """Write a decision as `encode_plan` gives it, indented."""
+    Path(path).write_bytes(msgspec.json.format(encode_plan(decision), indent=1) + b"\n")
 
 
 def read_plan(path: str | Path) -> Decision:
@@ -39,21 +44,33 @@ def read_plan(path: str | Path) -> Decision:
         PlanMismatchError: the file is no plan, one of another version of the format, or one that was changed by hand
             so that it cannot be carried out.
     """
-    data = Path(path).read_bytes()
+    return decode_plan(Path(path).read_bytes(), str(path))
+
+
+def decode_plan(data: bytes, origin: str) -> Decision:
+    """The decision that `encode_plan` encoded.
+
+    Args:
+        data: the JSON.
+        origin: what messages call it.
+
+    Raises:
+        PlanMismatchError: as `read_plan`.
+    """
     try:
         head = msgspec.json.decode(data)
         if not isinstance(head, dict) or head.get("kind") != _KIND:
-            raise PlanMismatchError(f"{path} is not a plan of ckpt-planner")
+            raise PlanMismatchError(f"{origin} is not a plan of ckpt-planner")
         if head.get("schema") != SCHEMA_VERSION:
             raise PlanMismatchError(
-                f"{path} has plan format {head.get('schema')}; this version reads {SCHEMA_VERSION}. Plan again."
+                f"{origin} has plan format {head.get('schema')}; this version reads {SCHEMA_VERSION}. Plan again."
             )
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise PlanMismatchError(f"{path} is not a plan of ckpt-planner: {error}") from error
+        raise PlanMismatchError(f"{origin} is not a plan of ckpt-planner: {error}") from error
     decision = Decision(file.profile, file.solution, file.budget_bytes, file.strategy)
     try:
         _ = decision.timeline
     except (ValueError, IndexError) as error:
-        raise PlanMismatchError(f"{path} cannot be carried out: {error}") from error
+        raise PlanMismatchError(f"{origin} cannot be carried out: {error}") from error
     return decision

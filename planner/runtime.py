@@ -19,9 +19,11 @@ from .profiling.measure import device_of, measure_profile, resident
 from .profiling.meter import free_bytes
 from .profiling.rehearse import rehearse
 from .profiling.signature import input_signature
+from .ranks import Ranks, collectives, ranks_of
 from .replay.directions import Directions, direct
 from .replay.follow import Follower
 from .solve import Solution, SolveStatus, minimum
+from .together import plan_together
 
 log = logging.getLogger("ckpt_planner")
 
@@ -31,6 +33,8 @@ CLEARLY = 0.98  # a plain step predicted to take less than this share of the bud
 RESERVE = 0.05  # share of the device's free memory that budget=None leaves alone
 
 Key = tuple[Any, ...]
+
+Told = Callable[["Planned"], None]
 
 # Set while a step is followed or measured in this thread: planned modules inside it run as they are.
 _ACTIVE = threading.local()
@@ -46,14 +50,25 @@ class Planned:
             self.directions = direct(decision.profile, decision.schedule)
         self.misses = 0
 
+    def trust_nothing(self) -> None:
+        """The model may draw or write where it did not when it was profiled: watch even what is called first."""
+        for direction in self.directions.ops if self.directions is not None else ():
+            direction.known.add((self,))
+
 
 class Runtime:
     """Holds what was asked for, and a bounded cache of what was decided.
 
     Args:
         budget: as `optimize` takes it.
-        strategy, loss_fn, optimizer: likewise.
+        strategy, loss_fn, optimizer, process_group: likewise.
         progress: told the name of each stage of planning.
+
+    Attributes:
+        cache: decisions by kind of call; `first` is the one that was planned first.
+        left: decisions for kinds of calls that are to be planned again.
+        calls: how many training calls there were.
+        collectives: whether measuring a step takes part in collectives, as far as is known.
     """
 
     def __init__(
@@ -63,31 +78,60 @@ class Runtime:
         loss_fn: Callable[[Any], torch.Tensor] | None = None,
         optimizer: Any = None,
         progress: Callable[[str], None] | None = None,
+        process_group: Any = None,
     ) -> None:
         self.budget, self.strategy, self.loss_fn, self.optimizer = budget, strategy, loss_fn, optimizer
         self.progress = progress or (lambda stage: None)
         self.cache: OrderedDict[Key, Planned] = OrderedDict()
         self.first: Planned | None = None
+        self.left: dict[Key, Planned] = {}
+        self.calls, self.collectives = 0, True
         self._replans: dict[Key, int] = {}
+        self._group = process_group
+        self._ranks: Ranks | None = None
         parse_budget(budget)
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
     def plan(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
-        """Measure, decide, check by a real step, and remember.
+        """Measure, decide, check by a real step, and remember; on several ranks, as the first of them decides.
 
         Raises:
             InfeasibleBudgetError: the budget cannot be kept.
             CaptureError, UnsupportedModelError: the step cannot be measured.
+            PlanMismatchError: the first rank has another model.
         """
+        ranks = self._ranks = self._ranks or ranks_of(self._group)
+        call = (model, args, kwargs)
+        planned = self.plan_alone(*call) if ranks is None else plan_together(self, ranks, *call)
+        self.remember(self.key(model, args, kwargs), planned)
+        return planned
+
+    def plan_alone(self, model: nn.Module, args: Any, kwargs: Any, told: Told = lambda planned: None) -> Planned:
+        """Plan by this rank's own profile. `told` is given each plan of which a step is taken, before that."""
+        return self.decide_alone(self.measure(model, args, kwargs), model, args, kwargs, told)
+
+    def measure(self, model: nn.Module, args: Any, kwargs: Any) -> Profile:
+        """The profile of one step, and whether it takes part in collectives."""
+        before = collectives()
         profile = measure_profile(
             model, args, kwargs, loss_fn=self.loss_fn, optimizer=self.optimizer, progress=self.progress
         )
+        self.collectives = collectives() != before
+        return profile
+
+    def decide_alone(
+        self,
+        profile: Profile,
+        model: nn.Module,
+        args: Any,
+        kwargs: Any,
+        told: Told = lambda planned: None,
+    ) -> Planned:
+        """Decide from a profile and check by real steps."""
         budget = self.budget_bytes(profile, model, args, kwargs)
         self.progress("deciding")
-        planned = self._checked(profile, budget, model, args, kwargs)
-        self.remember(self.key(model, args, kwargs), planned)
-        return planned
+        return self._checked(profile, budget, (model, args, kwargs), told)
 
     def remember(self, key: Key, planned: Planned) -> None:
         """Keep a decision for calls of this kind."""
@@ -100,8 +144,7 @@ class Runtime:
     def adopt(self, model: nn.Module) -> None:
         """Take the first decision for calls of its kind on `model`, in the mode that the model is in now."""
         assert self.first is not None
-        for direction in self.first.directions.ops if self.first.directions is not None else ():
-            direction.known.add((self.first,))  # no call is: the model may draw where it did not when it was profiled
+        self.first.trust_nothing()
         modes = tuple(m.training for m in model.modules())
         frozen = tuple(p.requires_grad for p in model.parameters())
         self.cache[self.first.decision.profile.input_signature, modes, frozen] = self.first
@@ -118,7 +161,7 @@ class Runtime:
         here = sum(resident(model, args, kwargs, device).values())
         return here + int(free_bytes(device) * (1 - RESERVE))
 
-    def _checked(self, profile: Profile, budget: int, model: nn.Module, args: Any, kwargs: Any) -> Planned:
+    def _checked(self, profile: Profile, budget: int, call: tuple[nn.Module, Any, Any], told: Told) -> Planned:
         """Decide; then take one step under the decision, and decide more tightly if it took more than predicted."""
         target = budget
         for _ in range(4):
@@ -129,17 +172,19 @@ class Runtime:
             if planned.directions is None and planned.decision.timeline.peak_bytes <= CLEARLY * budget:
                 return planned
             self.progress("rehearsing")
-            excess = self._rehearsed(planned, model, args, kwargs) - budget
+            told(planned)
+            excess = self.rehearsed(planned, *call) - budget
             if excess <= 0:
                 return planned
             target -= excess
-        return self._smallest(profile, budget, model, args, kwargs)
+        return self._smallest(profile, budget, call, told)
 
-    def _smallest(self, profile: Profile, budget: int, model: nn.Module, args: Any, kwargs: Any) -> Planned:
+    def _smallest(self, profile: Profile, budget: int, call: tuple[nn.Module, Any, Any], told: Told) -> Planned:
         """The plan with the smallest peak, if that keeps the budget; else the error that says what would."""
         planned = Planned(Decision(profile, minimum(profile), budget, self.strategy))
         predicted = planned.decision.timeline.peak_bytes
-        real = self._rehearsed(planned, model, args, kwargs)
+        told(planned)
+        real = self.rehearsed(planned, *call)
         if self.strategy == "budget" and max(real, predicted) <= budget:
             return planned
         # Another profile of the same step can differ by a few small tensors; what is named has to hold for it, too.
@@ -147,7 +192,7 @@ class Runtime:
         named = smallest + (max(4096, smallest // 200) if planned.directions is not None else 0)
         raise infeasible(planned.decision, named)
 
-    def _rehearsed(self, planned: Planned, model: nn.Module, args: Any, kwargs: Any) -> int:
+    def rehearsed(self, planned: Planned, model: nn.Module, args: Any, kwargs: Any) -> int:
         """The peak of a real step under a plan, bytes; more than there is where it ran out of memory."""
         state = planned.decision.profile.optimizer_state_bytes
         try:
@@ -171,6 +216,7 @@ class Runtime:
         """One call of `plan.model`: follow the plan for it, making one first if there is none."""
         if not (model.training and torch.is_grad_enabled()) or getattr(_ACTIVE, "busy", False):
             return plainly(*args, **kwargs)
+        self.calls += 1
         key = self.key(model, args, kwargs)
         planned = self.cache.get(key)
         if planned is None:
@@ -216,14 +262,11 @@ class Runtime:
             return
         planned.misses += 1
         if planned.misses == 1:
-            position, expected, found = follower.diverged or (
-                follower.position,
-                "another operation",
-                "the end of forward",
-            )
+            end = (follower.position, "another operation", "the end of forward")
+            position, expected, found = follower.diverged or end
             log.warning(
-                "a step of %s took another path than planned (operation %d: %s instead of %s); from there on "
-                "everything was kept, so it may have taken more memory than the budget",
+                "a step of %s took another path than planned (operation %d: %s instead of %s); from there on, until "
+                "it met the plan again, everything was kept, so it may have taken more memory than the budget",
                 planned.decision.profile.model,
                 position,
                 found,
@@ -231,21 +274,27 @@ class Runtime:
             )
         if planned.misses >= 2 and self._replans.get(key, 0) < REPLANS:
             self._replans[key] = self._replans.get(key, 0) + 1
+            self.left[key] = planned
             self.cache.pop(key, None)
 
+    def replans(self, key: Key) -> int:
+        """How often calls of a kind have been given up to be planned again."""
+        return self._replans.get(key, 0)
+
     def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k != "progress"}
+        state = {k: v for k, v in self.__dict__.items() if k not in ("progress", "_ranks", "_group")}
         if isinstance(self.optimizer, torch.optim.Optimizer):  # belongs to the original's parameters
             state["optimizer"] = type(self.optimizer)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.progress = lambda stage: None
+        self.progress, self._ranks, self._group = (lambda stage: None), None, None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
         made = Runtime.__new__(Runtime)
-        made.__setstate__({**self.__getstate__(), "cache": OrderedDict(self.cache), "_replans": dict(self._replans)})
+        own = {"cache": OrderedDict(self.cache), "_replans": dict(self._replans), "left": {}}
+        made.__setstate__({**self.__getstate__(), **own})
         return made
 
 

@@ -59,7 +59,7 @@ class Measurer(Follower):
     """
 
     def __init__(self, directions: Directions, meter: Meter) -> None:
-        super().__init__(directions)
+        super().__init__(directions, trusting=True)
         self._meter = meter
         self._holding: list[_Holding] = []
         self._held: list[Any] = []

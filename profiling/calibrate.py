@@ -25,7 +25,7 @@ class Chain(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(8))
+        self.weight = torch.nn.Parameter(torch.ones(8, device="cpu"))
 
     def forward(self) -> torch.Tensor:
         """The sum of the chain: one element."""
@@ -45,7 +45,7 @@ def plain_seconds() -> tuple[float, float]:
 def following_seconds() -> tuple[float, float]:
     """What following costs beyond the kernels, seconds: of any operation, and of one that is run again."""
     with torch.enable_grad():
-        weight = torch.ones(8, requires_grad=True)
+        weight = torch.ones(8, device="cpu", requires_grad=True)
 
         def forward(directions: tuple[Direction, ...] | None) -> torch.Tensor:
             x: torch.Tensor = weight

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import sysconfig
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
-from ckpt_planner.replay.calls import call_name
+from ckpt_planner.replay.calls import call_name, is_plain, transforming
 
 _OURS = (
     str(Path(__file__).parent),
     str(Path(torch.__file__).parent),
     str(Path(call_name.__code__.co_filename).parent.parent),
 )
+_STANDARD = sysconfig.get_paths()["stdlib"]
 
 
 def call_signature(name: str, args: Any, kwargs: Any, tensors: list[torch.Tensor], device: torch.device) -> str:
@@ -25,6 +28,8 @@ def call_signature(name: str, args: Any, kwargs: Any, tensors: list[torch.Tensor
         f"{t.dtype}{tuple(t.shape)}{t.stride() if t.layout is torch.strided else t.layout}{t.requires_grad}{t.device}"
         for t in tensors
     ]
+    parts += [type(t).__name__ for t in tensors if not is_plain(t)]
+    parts += ["transformed"] * transforming()
     parts.append(_plain(args) + _plain(kwargs))
     return name + "#" + hashlib.blake2b("|".join(parts).encode(), digest_size=6).hexdigest()
 
@@ -44,10 +49,18 @@ def _plain(value: Any) -> str:
 
 def calling_line() -> str:
     """The line outside torch and this package that made the call that is being recorded."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_OURS):
-            return f"{Path(name).name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        place = users_line(frame, frame.f_lineno)
+        if place:
+            return place
+        frame = frame.f_back
     return ""
+
+
+def users_line(frame: FrameType, line: int) -> str:
+    """A frame's place in a file outside torch, this package and Python's own library; "" for those within."""
+    name = frame.f_code.co_filename
+    if name.startswith(_OURS) or (name.startswith(_STANDARD) and "site-packages" not in name) or name.startswith("<"):
+        return ""
+    return f"{Path(name).name}:{line}"

@@ -16,8 +16,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ckpt_planner.profile import Replay
-from ckpt_planner.replay.calls import storage_key, tensors_in
+from ckpt_planner.replay.calls import is_plain, storage_key, tensors_in, transforming
 from ckpt_planner.replay.group import generator_states, set_generator_states
+from ckpt_planner.replay.protect import writes_in_place
 
 from .meter import Meter
 
@@ -44,6 +45,16 @@ class Faithful:
         if "c10d" in name:
             self._verdicts[signature] = ("never", "it is a collective, which other ranks would have to join")
             return None
+        if transforming():
+            self._verdicts[signature] = (
+                "never",
+                "it runs within vmap or torch.func",
+            )
+            return None
+        odd = next((t for t in tensors_in((args, kwargs)) if not is_plain(t)), None)
+        if odd is not None:
+            self._verdicts[signature] = ("never", f"it is given a {type(odd).__name__}")
+            return None
         mutable = _mutable((args, kwargs))
         if mutable:  # an array, a function: what it holds may be another in backward
             self._verdicts[signature] = ("never", f"it is given a {mutable}, whose contents may change before backward")
@@ -51,9 +62,7 @@ class Faithful:
         if name in UNWRITTEN:
             self._verdicts[signature] = ("plain", "")
             return None
-        base = name.rsplit(".", 1)[-1]
-        in_place = (base.endswith("_") and not base.endswith("__")) or base.startswith("__i") or base == "__setitem__"
-        if in_place or kwargs.get("inplace") is True or kwargs.get("out") is not None:
+        if writes_in_place(name, kwargs):
             return _copied((args, kwargs))
         return (args, kwargs)
 
@@ -81,6 +90,8 @@ class Faithful:
         self, trial: Any, signature: str, func: Any, args: Any, kwargs: Any, result: Any, states: Any, changed: bool
     ) -> Verdict:
         expected = list(tensors_in(result))
+        if not all(map(is_plain, expected)):
+            return ("never", "it returns a tensor that is not plain")
         given = {storage_key(t) for t in tensors_in((args, kwargs))} - {None}
         if expected and not changed and all(storage_key(t) in given for t in expected):
             return ("plain", "")  # views: nothing is computed
@@ -131,8 +142,10 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are equal bit for bit, layout included; NaN equals NaN."""
     if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
-    if a.layout is not torch.strided:
+    if a.layout is not torch.strided or a.is_meta != b.is_meta:
         return False
+    if a.is_meta:  # no bits at all
+        return a.stride() == b.stride()
     with torch.no_grad():
         if a.stride() != b.stride():
             return False

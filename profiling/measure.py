@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import bisect
 import functools
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
 
-from ckpt_planner.errors import CaptureError, CkptPlannerError
+from ckpt_planner.errors import CaptureError, CkptPlannerError, UnsupportedModelError
 from ckpt_planner.profile import SCHEMA_VERSION, UNSEEN, Op, Profile, Slot, Storage
-from ckpt_planner.replay.calls import storage_key, tensors_in
+from ckpt_planner.replay.calls import bytes_of, storage_key, tensors_in
 from ckpt_planner.replay.directions import direct
 from ckpt_planner.replay.group import generator_states
 from ckpt_planner.schedule import Schedule
@@ -29,13 +31,14 @@ from .shadow import copied_inputs, shadow, untouched
 from .signature import input_signature, model_structure
 from .typical import steadied, typical
 
-# Fitted on a CPU (benchmarks/overhead.py): what one call and one group cost beyond the kernels that run again.
+# What one call and one group cost beyond the kernels that run again: on a CPU the first is measured (see `calibrate`).
 REPLAY_OP_SECONDS = 6e-6
 REPLAY_GROUP_SECONDS = 12e-6
 
 _MOST_UNSEEN = 1 << 16  # bytes: numbers are far below; more is a cache that an operation filled, not a saved tensor
 
 Loss = Callable[[Any], torch.Tensor]
+Progress = Callable[[str], None]
 
 
 def device_of(model: nn.Module, inputs: Any = ()) -> torch.device:
@@ -53,7 +56,7 @@ def measure_profile(
     *,
     loss_fn: Loss | None = None,
     optimizer: Any = None,
-    progress: Callable[[str], None] = lambda stage: None,
+    progress: Progress = lambda stage: None,
 ) -> Profile:
     """Measure one training step of `model`, in the memory of a step that keeps little.
 
@@ -73,14 +76,11 @@ def measure_profile(
     """
     kwargs = kwargs or {}
     device = device_of(model, (args, kwargs))
-    meter = make_meter(device)
+    try:
+        profile = _forward_and_backward(model, args, kwargs, loss_fn, device, progress)
+    except _AnotherPath:  # the first run may have filled a cache that outlives it, a table of positions say
+        profile = _forward_and_backward(model, args, kwargs, loss_fn, device, progress)
     with untouched(), torch.enable_grad():
-        progress("recording the forward pass")
-        draft, sequences = _record(model, args, kwargs, loss_fn, meter, device)
-    dropped = segments_by_bytes(draft)
-    with untouched(), torch.enable_grad():
-        progress("measuring the backward pass")
-        profile = _measure_backward(model, args, kwargs, loss_fn, draft, dropped, sequences, device)
         profile = _without_measuring(profile, device)
     if optimizer is not None:
         progress("sizing the optimizer")
@@ -119,6 +119,27 @@ def _without_measuring(profile: Profile, device: torch.device) -> Profile:
     )
 
 
+def _forward_and_backward(
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    loss_fn: Loss | None,
+    device: torch.device,
+    progress: Callable[[str], None],
+) -> Profile:
+    with untouched(), torch.enable_grad():
+        progress("recording the forward pass")
+        draft, sequences = _record(model, args, kwargs, loss_fn, make_meter(device), device)
+    dropped = segments_by_bytes(draft)
+    with untouched(), torch.enable_grad():
+        progress("measuring the backward pass")
+        return _measure_backward(model, args, kwargs, loss_fn, draft, dropped, sequences, device)
+
+
+class _AnotherPath(CaptureError):
+    """The second run was not the first."""
+
+
 def _known(model: nn.Module, args: Any, kwargs: Any) -> list[tuple[str, Any, torch.Tensor]]:
     known: list[tuple[str, Any, torch.Tensor]] = [(n, "parameter", p) for n, p in model.named_parameters()]
     known += [(n, "buffer", b) for n, b in model.named_buffers()]
@@ -134,20 +155,40 @@ def resident(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> 
         if key is None or key in seen or tensor.device != device:
             continue
         seen.add(key)
-        sizes[kind] += tensor.untyped_storage().nbytes()
+        sizes[kind] += bytes_of(tensor)
     return sizes
 
 
-def _call(model: nn.Module, args: Any, kwargs: Any) -> Any:
+def _call(
+    model: nn.Module, args: Any, kwargs: Any, where: Callable[[BaseException], str] = lambda error: "its forward"
+) -> Any:
     try:
         return model(*args, **kwargs)
     except CkptPlannerError:
         raise
     except Exception as error:
+        if "saved tensor hooks" in str(error):
+            raise UnsupportedModelError(
+                "the model uses a transformation of torch.func that differentiates (grad, vjp, jacrev, hessian) in "
+                f"{where(error)}; torch runs none while it is noted what is saved for backward. Move it out of "
+                "forward, or plan a part of the model."
+            ) from error
+        if "fail_on_recompile" in str(error):
+            raise UnsupportedModelError(
+                f"the model calls something compiled (torch.compile) in {where(error)}: its operations are fused and "
+                "cannot be run again one by one. Call what it was compiled from."
+            ) from error
         raise CaptureError(
-            f"the forward of {type(model).__name__} failed while it was recorded: {type(error).__name__}: {error}. "
-            "The same call has to work on the plain model."
+            f"the forward of {type(model).__name__} failed while it was recorded, in {where(error)}: "
+            f"{type(error).__name__}: {error}. The same call has to work on the plain model."
         ) from error
+
+
+def _without_compiling() -> AbstractContextManager[Any]:
+    """What is compiled would trace the recording; torch raises instead."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("fail_on_recompile")  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _record(
@@ -157,12 +198,12 @@ def _record(
     with meter:
         begin = meter.mark()
         recorder = Recorder(copy, _known(copy, args, kwargs), meter, device)
-        with recorder:
-            output = _call(copy, args, kwargs)
+        sizes = resident(copy, args, kwargs, device)  # now, since forward may put more into what it is given
+        with recorder.overwritten.put_back(model, copy), recorder, _without_compiling():
+            output = _call(copy, args, kwargs, recorder.where)
             recorder.outside()
             loss, origin = loss_of(output, loss_fn)
         storages, ops, slots = recorder.finish()
-        sizes = resident(copy, args, kwargs, device)
         del output, loss
         end = meter.mark()
     samples: dict[str, list[float]] = {}
@@ -241,6 +282,7 @@ def _measure_backward(
     device: torch.device,
 ) -> Profile:
     copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
+    inputs: list[torch.Tensor] = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
     meter = make_meter(device)
     with meter:
         begin = meter.mark()
@@ -253,7 +295,6 @@ def _measure_backward(
             loss, _ = loss_of(output, loss_fn)
         measurer.finish()
         if diverged is None:
-            inputs: list[torch.Tensor] = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
             measurer.backward(loss, [*copy.parameters(), *inputs])
         del output, loss
         end = meter.mark()
@@ -264,7 +305,7 @@ def _measure_backward(
             if diverged
             else (f"{measurer.saved_count} tensors saved for backward instead of {len(seen)}")
         )
-        raise CaptureError(
+        raise _AnotherPath(
             f"{type(model).__name__} took another path when it was run a second time from the same state ({where}); "
             "its forward depends on something outside the model and torch's, Python's and NumPy's random generators."
         )

@@ -66,8 +66,12 @@ class CpuMeter(Meter):
 
     def __enter__(self) -> Self:
         gc.collect()  # what an earlier run left behind must not be freed, and counted, within this one
+        earlier = torch.empty(1)
         with _quiet():
             self._profiler.__enter__()
+            # Of blocks from before that go within, torch reports the first and each thousandth on stderr. Let the first
+            # be this one.
+            del earlier
         return self
 
     def mark(self) -> int:

@@ -17,14 +17,25 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 
-from ckpt_planner.errors import CaptureError
+from ckpt_planner.errors import UnsupportedModelError
 from ckpt_planner.profile import Op, Read, Slot, Storage
-from ckpt_planner.replay.calls import call_name, is_operation, storage_key, storage_ref, tensors_in, version_of
+from ckpt_planner.replay.calls import (
+    bytes_of,
+    call_name,
+    is_operation,
+    is_plain,
+    storage_key,
+    storage_ref,
+    tensors_in,
+    transforming,
+    version_of,
+)
 from ckpt_planner.replay.group import generator_states
 
-from .describe import call_signature, calling_line
+from .describe import call_signature, calling_line, users_line
 from .faithful import UNWRITTEN, Faithful, same_bits
 from .meter import Meter
+from .overwritten import Overwritten
 from .saved import MOST_SNAPSHOT, Saved, with_snapshots
 from .unseen import Unseen
 
@@ -58,7 +69,7 @@ class Recorder(TorchFunctionMode):
         self._busy = False
         self._unseen, self._known = Unseen(), [tensor for _, kind, tensor in known if kind != "parameter"]
         self._sequence = 0
-        self.faithful = Faithful(meter)
+        self.faithful, self.overwritten = Faithful(meter), Overwritten(model)
         self._inside = True
         self._handles: list[Any] = []
         self.ops: list[Op] = []
@@ -70,7 +81,7 @@ class Recorder(TorchFunctionMode):
         self._saving = saved_tensors_hooks(self._pack, self._unpack)
         for name, kind, tensor in known:
             if storage_key(tensor) is not None and storage_key(tensor) not in self._index:
-                self._add(tensor.untyped_storage().nbytes(), kind, -1, storage_ref(tensor), name)
+                self._add(self._bytes(tensor), kind, -1, storage_ref(tensor), name)
 
     def __enter__(self) -> Recorder:
         self._handles = [
@@ -133,6 +144,7 @@ class Recorder(TorchFunctionMode):
         versions = [version_of(t) for t in tensors]
         contents = [self._content(t) for t in tensors]
         signature = call_signature(name, args, kwargs, tensors, self._device)
+        held = self.overwritten.before(signature, tensors)
         trial = self.faithful.begin(signature, name, func, args, kwargs)
         states = generator_states()
         self._sequence = torch._C._autograd._get_sequence_nr() - self._first_sequence
@@ -143,6 +155,7 @@ class Recorder(TorchFunctionMode):
         finally:
             self._busy = False
         last = self._meter.mark()
+        self.overwritten.after(signature, held)
         if not is_operation(result):
             self._flush(None)
             return result
@@ -173,14 +186,15 @@ class Recorder(TorchFunctionMode):
         for tensor in tensors_in(result):
             key = storage_key(tensor)
             if key is None:
-                s = self._add(tensor.numel() * tensor.itemsize, "value", index, None)
-                replay, reason = "never", f"it returns a {type(tensor).__name__} of layout {tensor.layout}"
+                s = self._add(self._bytes(tensor), "value", index, None)
                 makes.append(s)
             elif key in self._index:
                 s = self._index[key]
             else:
-                s = self._add(tensor.untyped_storage().nbytes(), "value", index, storage_ref(tensor))
+                s = self._add(self._bytes(tensor), "value", index, storage_ref(tensor))
                 makes.append(s)
+            if not is_plain(tensor):
+                replay, reason = "never", f"it returns a {type(tensor).__name__} of layout {tensor.layout}"
             if (
                 s in makes
                 and floating
@@ -228,6 +242,8 @@ class Recorder(TorchFunctionMode):
         s = self._index.get(storage_key(tensor) or 0)
         if s is None or self._storages[s]["kind"] not in ("buffer", "constant") or tensor.nbytes > MOST_SNAPSHOT:
             return None
+        if transforming() or not is_plain(tensor):
+            return None
         return tensor.detach().clone()
 
     def _read(self, tensor: torch.Tensor, version: int) -> Read:
@@ -237,11 +253,22 @@ class Recorder(TorchFunctionMode):
         if key is not None and key in self._index:
             s = self._index[key]
         else:
-            size = tensor.untyped_storage().nbytes() if key is not None else tensor.numel() * tensor.itemsize
-            s = self._add(size, "constant", -1, storage_ref(tensor) if key is not None else None)
+            now = self._made_unseen(tensor)
+            birth = max(0, len(self.ops) - 1) if now else -1
+            ref = storage_ref(tensor) if key is not None else None
+            s = self._add(self._bytes(tensor), "value" if now else "constant", birth, ref)
         marked = made is not None and version != made[2] and self._writes.get(s, 0) == made[3]  # mark_dirty
         producer = -1 if marked or s in self._unseen.found else producer  # written into, but by no call that passed by
         return Read(s, producer, self._writes.get(s, 0))
+
+    def _made_unseen(self, tensor: torch.Tensor) -> bool:
+        """Whether something else than a call that passed by has made it in this step: TorchScript, an extension."""
+        node: Any = tensor.grad_fn
+        return node is not None and hasattr(node, "_sequence_nr") and node._sequence_nr() >= self._first_sequence
+
+    def _bytes(self, tensor: torch.Tensor) -> int:
+        """What a tensor takes on the device that the budget is about."""
+        return bytes_of(tensor) if tensor.device == self._device else 0
 
     def _add(self, size: int, kind: Any, birth: int, ref: StorageWeakRef | None, name: str = "") -> int:
         s = len(self._storages)
@@ -268,17 +295,29 @@ class Recorder(TorchFunctionMode):
     # -- what autograd saves ----------------------------------------------------------------------------------------
 
     def _pack(self, tensor: torch.Tensor) -> int:
-        self._saved.append(Saved(tensor))
-        if not self._busy:
-            self._flush(None)
+        with torch._C.DisableTorchFunction():  # or what is asked here would pass by as the model's
+            saved = Saved(tensor, self._bytes(tensor))
+            self._saved.append(saved)
+            if not self._busy:
+                self._flush(None)
         return 0
 
-    @staticmethod
-    def _unpack(_: int) -> torch.Tensor:
-        raise CaptureError(
-            "the model differentiates inside its own forward (torch.autograd.grad or backward); planning records a "
-            "forward without keeping what that needs. Move the inner gradient out of forward, or plan a part of it."
+    def _unpack(self, _: int) -> torch.Tensor:
+        raise UnsupportedModelError(
+            f"the model differentiates inside its own forward (torch.autograd.grad or backward) in {self.where()}; "
+            "planning records a forward without keeping what that needs. Move the inner gradient out of forward, or "
+            "plan a part of the model."
         )
+
+    def where(self, error: BaseException | None = None) -> str:
+        """The module whose forward runs now, or in which an error was raised, and the line."""
+        path, place = self._path[-1] if self._path else "", "" if error else calling_line()
+        trace = error.__traceback__ if error else None
+        while trace is not None:
+            path = self._names.get(id(trace.tb_frame.f_locals.get("self")), path)
+            place = users_line(trace.tb_frame, trace.tb_lineno) or place
+            trace = trace.tb_next
+        return (f"module '{path}'" if path else "the model itself") + (f", {place}" if place else "")
 
     def _flush(self, index: int | None, fixed: bool = False) -> tuple[int, ...]:
         """Turn what was saved during operation `index` into slots; None: outside any operation, or by a mere read."""

@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import nn
 
+from ckpt_planner.replay.calls import tensors_in
 from ckpt_planner.replay.directions import Directions
 from ckpt_planner.replay.follow import Follower
 from ckpt_planner.replay.group import generator_states
@@ -59,7 +60,7 @@ def rehearse(
     device = device_of(model, (args, kwargs))
     with untouched(), torch.enable_grad():
         copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
-        follower = Follower(directions) if directions is not None else None
+        follower = Follower(directions, trusting=True) if directions is not None else None
         step = _Step(copy, args, kwargs, loss_fn, follower)
         if timed_only:
             _synchronise(device)
@@ -102,22 +103,23 @@ def outcome(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Run one step from the present state and yield every value that a plan must not change, with its name.
 
-    Loss, the gradients of parameters and inputs, the buffers, and the generators' states after the step.
+    Loss, the gradients of parameters and inputs, parameters and buffers, and the generators' states after the step.
     """
     with untouched(), torch.enable_grad():
         copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
-        step = _Step(copy, args, kwargs, loss_fn, Follower(directions) if directions is not None else None)
-        _, loss = step.run()
+        given = list(tensors_in((args, kwargs)))  # forward may put more into what it is given
+        follower = Follower(directions, trusting=True) if directions is not None else None
+        _, loss = _Step(copy, args, kwargs, loss_fn, follower).run()
         states = generator_states()
     yield "loss", loss.detach()
     for name, parameter in copy.named_parameters():
         if parameter.grad is not None:
             yield f"gradient of {name}", parameter.grad
-    from ckpt_planner.replay.calls import tensors_in
-
-    for i, tensor in enumerate(tensors_in((args, kwargs))):
+    for i, tensor in enumerate(given):
         if tensor.grad is not None:
             yield f"gradient of input {i}", tensor.grad
+    for name, parameter in copy.named_parameters():
+        yield f"parameter {name}", parameter.detach()
     for name, buffer in copy.named_buffers():
         yield f"buffer {name}", buffer
     for i, state in enumerate(states):

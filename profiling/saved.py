@@ -18,11 +18,11 @@ class Saved:
 
     __slots__ = ("bytes", "key", "plain", "ref", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, size: int) -> None:
         self.key = storage_key(tensor)
         self.plain = self.key is not None and plain_layout(tensor)
         self.version = version_of(tensor)
-        self.bytes = tensor.untyped_storage().nbytes() if self.key is not None else tensor.numel() * tensor.itemsize
+        self.bytes = size
         self.ref = storage_ref(tensor) if self.key is not None else None
         self.tensor: torch.Tensor | None = tensor
 

@@ -16,14 +16,19 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ckpt_planner.errors import UnsupportedModelError
 from ckpt_planner.replay.calls import tensors_in
 from ckpt_planner.replay.group import generator_states, set_generator_states
 
+_WRITTEN = WeakIdKeyDictionary()
+
 
 def shadow(model: nn.Module) -> nn.Module:
     """A copy of `model` whose parameters are the same memory and whose everything else is its own.
+
+    Parameters that its forward is known to write into (`needs_its_own`) are copied as well.
 
     Raises:
         UnsupportedModelError: the model holds something that cannot be copied.
@@ -45,8 +50,14 @@ def shadow(model: nn.Module) -> nn.Module:
         ) from error
 
 
+def needs_its_own(parameter: nn.Parameter) -> None:
+    """From now on, copies of the parameter's model do not share its memory: their forward writes into it."""
+    _WRITTEN[parameter] = True
+
+
 def _alias(parameter: nn.Parameter) -> nn.Parameter:
-    alias = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    data = parameter.detach().clone() if parameter in _WRITTEN else parameter.detach()
+    alias = nn.Parameter(data, requires_grad=parameter.requires_grad)
     if type(parameter) is not nn.Parameter and type(parameter) is not torch.Tensor:
         raise UnsupportedModelError(
             f"a parameter is a {type(parameter).__name__}; planning knows plain parameters only. Plan the model before "

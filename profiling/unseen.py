@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ckpt_planner.replay.calls import storage_key
+from ckpt_planner.replay.calls import storage_key, storage_of
 
 _SAMPLES = 1 << 16
 _PATTERN = 0x5A
@@ -51,7 +51,7 @@ class Unseen:
 
 def fingerprint(tensor: torch.Tensor) -> int:
     """A number that changes when the tensor's storage does; of large ones, evenly spaced samples are taken."""
-    flat = _flat(tensor)
+    flat = flat_bytes(tensor)
     if flat is None:
         return 0
     with torch.no_grad():
@@ -60,16 +60,17 @@ def fingerprint(tensor: torch.Tensor) -> int:
 
 def spoil(tensor: torch.Tensor) -> None:
     """Fill new memory, whose contents mean nothing yet, so that writing the same as in an earlier run shows."""
-    flat = _flat(tensor)
+    flat = flat_bytes(tensor)
     if flat is not None:
         with torch.no_grad():
             flat.fill_(_PATTERN)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor's whole storage as integers, with no version to count; None if there is none."""
     if storage_key(tensor) is None or tensor.device.type == "meta":
         return None
-    storage = tensor.untyped_storage()
+    storage = storage_of(tensor)
     dtype, size = (torch.int32, 4) if storage.nbytes() % 4 == 0 else (torch.uint8, 1)
     flat = torch.empty(0, dtype=dtype, device=tensor.device)
     return flat.set_(storage, 0, (storage.nbytes() // size,), (1,))  # type: ignore[call-overload,no-any-return]

@@ -129,6 +129,8 @@ def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
 def same(a: Any, b: Any) -> bool:
     """Equal bit for bit; NaN equals NaN."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.layout is not torch.strided:
+            return a.layout == b.layout and same(a.to_dense(), b.to_dense())
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(7.25), b.nan_to_num(7.25))
     return type(a) is type(b) and bool(a == b)
 
@@ -173,6 +175,7 @@ def assert_same_step(
     lr: float = 0.05,
     tight: bool = True,
     again: str = "",
+    drops: bool = True,
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Plan:
     """Train a plain and planned models side by side; every step has to be the same.
@@ -183,6 +186,7 @@ def assert_same_step(
         make: makes the model; called for each, from the same seed.
         before: called with the model before each of its steps.
         observe: more of the model to compare after each step (counts of hook calls, Python attributes).
+        drops: whether something has to be dropped where everything may be.
         again: name of an operation that has to be among those that run again.
         around: a context that each forward runs in.
 
@@ -196,11 +200,15 @@ def assert_same_step(
         models.append(make().train())
     fresh = observe(models[0])
     with around():
-        hardest = dropping_all(models[1], args, kwargs, loss_fn or default_loss)
+        hardest = dropping_all(models[1], args, kwargs, loss_fn or default_loss, drops)
         plans = [hardest]
         if tight:
             plans.append(planned(models[2], args, kwargs, share, loss_fn or default_loss, drops=False))
     assert all(observe(m) == fresh for m in models), "planning left a trace on the model"
+    states = [m.state_dict() for m in models]
+    for name, value in states[0].items():
+        if isinstance(value, torch.Tensor):
+            assert all(same(value, state[name]) for state in states), f"planning left a trace on {name}"
     assert not again or again in replayed(hardest), replayed(hardest)
     calls = [models[0], *[plan.model for plan in plans]]
     optimizers = [torch.optim.SGD(m.parameters(), lr=lr) for m in models if list(m.parameters())]

@@ -89,12 +89,13 @@ def test_an_operation_that_fails_and_is_tried_again() -> None:
 
     class Falls(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
+            wide, fitting = torch.ones(WIDTH + 1), torch.ones(WIDTH)
             for linear in self.linears:
                 x = torch.tanh(linear(x))
                 try:
-                    x = torch.mul(x, torch.ones(WIDTH + 1))
+                    x = torch.mul(x, wide)
                 except RuntimeError:
-                    x = torch.mul(x, torch.ones(WIDTH))
+                    x = torch.mul(x, fitting)
             return x
 
     plain, model = Falls(), Falls()

@@ -64,18 +64,82 @@ def is_operation(result: Any) -> bool:
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
-    """Names the storage of a tensor as long as a `storage_ref` to it is held; None if it has no plain storage."""
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
-        return None
+    """Names the storage of a tensor as long as a `storage_ref` to it is held; None if it has none that can be told.
+
+    Of a sparse tensor it is the values' storage, of one that is made up of others the largest's.
+    """
+    if not _has_storage(type(tensor)):
+        inner = _inner(tensor)
+        return storage_key(inner) if inner is not tensor else None
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # functorch wrappers and the like
-        return None
+    except (RuntimeError, NotImplementedError):
+        inner = _inner(tensor)
+        return storage_key(inner) if inner is not tensor else None
 
 
 def storage_ref(tensor: torch.Tensor) -> StorageWeakRef:
     """Keeps the name of a tensor's storage from being given to another, without keeping its bytes."""
-    return StorageWeakRef(tensor.untyped_storage())
+    return StorageWeakRef(storage_of(tensor))
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """The storage that `storage_key` names."""
+    if _has_storage(type(tensor)):
+        try:
+            return tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            pass
+    inner = _inner(tensor)
+    return tensor.untyped_storage() if inner is tensor else storage_of(inner)
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's storage; of a sparse tensor with its indices."""
+    if storage_key(tensor) is None:
+        return tensor.numel() * tensor.itemsize
+    size = storage_of(tensor).nbytes()
+    with torch._C.DisableTorchFunction():
+        if tensor.layout is torch.sparse_coo:
+            size += tensor._indices().nbytes
+        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            size += tensor.crow_indices().nbytes + tensor.col_indices().nbytes
+        elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+            size += tensor.ccol_indices().nbytes + tensor.row_indices().nbytes
+    return size
+
+
+def _inner(tensor: torch.Tensor) -> torch.Tensor:
+    """What vmap or torch.func has wrapped, a sparse tensor's values, a nested one's; others as they are."""
+    if not _has_storage(type(tensor)):
+        parts = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+        found = [part for name in parts if isinstance(part := getattr(tensor, name), torch.Tensor)]
+        return max(found, key=lambda t: t.numel() * t.itemsize, default=tensor)
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return torch._C._functorch.get_unwrapped(tensor)
+    if tensor.layout is torch.strided:
+        return tensor
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        if tensor.layout is torch.sparse_coo:
+            return tensor._values()
+        return tensor.values() if tensor.layout in _COMPRESSED else tensor
+
+
+def transforming() -> bool:
+    """Whether vmap or a transformation of torch.func is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but numbers in a storage: not of a class of its own, which may know more."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+
+
+def _has_storage(kind: type) -> bool:
+    found = _STORED.get(kind)
+    if found is None:  # classes that dispatch by themselves stand for other tensors
+        found = _STORED[kind] = kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+    return found
 
 
 _PLAIN = (
@@ -83,11 +147,13 @@ _PLAIN = (
     if hasattr(torch.nn, "Buffer")
     else (torch.Tensor, torch.nn.Parameter)
 )
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_STORED: dict[type, bool] = dict.fromkeys(_PLAIN, True)
 
 
 def plain_layout(tensor: torch.Tensor) -> bool:
     """Whether size, stride and offset say everything about how the tensor looks into its storage."""
-    return not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    return tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -8,6 +8,7 @@ from ..profile import Profile
 from ..schedule import Schedule
 
 KEEP = None
+MEETING = 4  # calls in a row that tell where in the plan a step is
 HIDDEN = -1  # the slot is filled from what the operation saves when it runs again
 
 
@@ -56,11 +57,21 @@ class Direction:
 class Directions:
     """The directions for every operation inside the model's forward, in order, and the number of groups."""
 
-    __slots__ = ("groups", "ops")
+    __slots__ = ("_after", "groups", "ops")
 
     def __init__(self, ops: tuple[Direction, ...], groups: int) -> None:
         self.ops = ops
         self.groups = groups
+        self._after: dict[tuple[str, ...], list[int]] | None = None
+
+    def after(self, names: tuple[str, ...]) -> list[int]:
+        """The positions, in order, that follow MEETING operations of these names; none for fewer names."""
+        if self._after is None:  # most steps follow the plan from start to end
+            self._after = {}
+            for end in range(MEETING, len(self.ops)):
+                run = tuple(d.name for d in self.ops[end - MEETING : end])
+                self._after.setdefault(run, []).append(end)
+        return self._after.get(names, [])
 
 
 def direct(profile: Profile, schedule: Schedule) -> Directions:

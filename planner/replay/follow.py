@@ -1,12 +1,15 @@
 """The forward pass of a planned step: the model's own Python runs, and a light mode follows it.
 
 Nothing is traced and nothing is frozen. Each torch call is compared with the plan by its name; where the plan says so,
-the call is noted down (its arguments are this step's own), and what autograd saves is replaced by a handle. From the
-first call that differs from the plan on, everything is kept: such a step costs memory, never a wrong gradient.
+the call is noted down (its arguments are this step's own), and what autograd saves is replaced by a handle. From a call
+that differs from the plan on, everything is kept, until a few calls in a row are again those of a later place in the
+plan. Such a step costs memory, never a wrong gradient: a value is dropped only if this very step has noted the calls
+that make it again, wherever in the plan the follower takes itself to be.
 """
 
 from __future__ import annotations
 
+import bisect
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -16,9 +19,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from .calls import call_name, is_operation, plain_layout, storage_key, storage_ref, tensors_in, version_of
-from .directions import HIDDEN, Direction, Directions
+from .directions import HIDDEN, MEETING, Direction, Directions
 from .group import Group, Handle, Kept
 from .noting import Made, Noting, Watch
+from .protect import protect_sources
 
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
@@ -31,12 +35,17 @@ class Follower(TorchFunctionMode):
     Attributes:
         position: how many operations have passed.
         diverged: the first operation that differed from the plan, as (position, expected, found), or None.
+        lost: whether the plan was not met again since.
+
+    Args:
+        directions: what to do.
+        trusting: the step is the one that was profiled, so what a call does for the first time is as planned.
     """
 
-    def __init__(self, directions: Directions) -> None:
+    def __init__(self, directions: Directions, trusting: bool = False) -> None:
         super().__init__()
         self._hooks_below: Any = None  # saved-tensor hooks under which the plan may still act
-        self._directions = directions.ops
+        self._directions, self._meeting_points, self._trusting = directions.ops, directions.after, trusting
         self._groups: list[Group | None] = [None] * directions.groups
         # id(tensor) -> (the tensor, weakly; its group, call, output and version), for results made again
         self._made: Made = {}
@@ -48,20 +57,23 @@ class Follower(TorchFunctionMode):
         self._watched = False
         self.position = 0
         self.diverged: tuple[int, str, str] | None = None
+        self.lost = False
+        self._recent: tuple[str, ...] = ()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.diverged is not None:
-            return func(*args, **kwargs)
+        if self.lost:
+            return self._search(func, args, kwargs)
         position = self.position
         direction = self._directions[position] if position < len(self._directions) else None
         name = call_name(func)
         if direction is None or direction.name != name:
+            protect_sources(name, args, kwargs, self._groups)
             result = func(*args, **kwargs)
             if is_operation(result):
-                self.diverged = (position, direction.name if direction else "the end of forward", name)
+                self._lose(direction.name if direction else "the end of forward", name)
             return result
         if direction.idle:
             result = func(*args, **kwargs)
@@ -74,9 +86,10 @@ class Follower(TorchFunctionMode):
         noting = watch = None
         if direction.group >= 0:
             noting = Noting(direction, self._group(direction.group), self._made, self._accounted)
-            noting.note(self.position, func, args, kwargs)
+            noting.note(self.position, func, args, kwargs, self._trusting)
             if not noting.sound:
-                self.diverged = (self.position, direction.name, "a call of that name on other tensors")
+                protect_sources(direction.name, args, kwargs, self._groups)
+                self._lose(direction.name, "a call of that name on other tensors")
                 return func(*args, **kwargs)
             if not noting.known:
                 watch = Watch(noting)
@@ -103,13 +116,30 @@ class Follower(TorchFunctionMode):
             if noting is not None:
                 noting.withdraw()
             self._unsettled.clear()
-            self.diverged = (self.position, direction.name, "a call of that name that does something else")
+            self._lose(direction.name, "a call of that name that does something else")
             return result
         if noting is not None:
             self._bind(noting, result)
         if self._unsettled:
             self._settle()
         self.position += 1
+        return result
+
+    def _lose(self, expected: str, found: str) -> None:
+        self.diverged = self.diverged or (self.position, expected, found)
+        self.lost, self._recent = True, ()
+
+    def _search(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Keep what this call makes; go on with the plan where the last few calls are found in it, further on."""
+        name = call_name(func)
+        protect_sources(name, args, kwargs, self._groups)
+        result = func(*args, **kwargs)
+        if is_operation(result):
+            self._recent = (*self._recent, name)[-MEETING:]
+            later = self._meeting_points(self._recent)
+            place = bisect.bisect_left(later, self.position)
+            if place < len(later):
+                self.position, self.lost = later[place], False
         return result
 
     def _group(self, number: int) -> Group:

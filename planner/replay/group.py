@@ -32,6 +32,11 @@ class Source:
             self.tensor = tensor if tensor.is_leaf else tensor.detach()
         self.version = version_of(self.tensor)
 
+    def copy(self) -> None:
+        """Keep a copy, because the tensor is about to be written into; if it was already, the replay has to say so."""
+        if version_of(self.tensor) == self.version:
+            self.tensor, self.copied = self.tensor.detach().clone(), True
+
 
 class Ref:
     """A tensor argument that the group makes again: result number `output` of the group's call number `call`."""
@@ -212,7 +217,7 @@ class Group:
             return tensor.detach().requires_grad_() if grad and value.needs_grad else tensor
         tensor = value.tensor
         if value.copied:
-            return tensor.clone()
+            return tensor.clone().requires_grad_(grad and value.needs_grad)
         if version_of(tensor) != value.version:
             raise RuntimeError(
                 f"one of the variables needed for gradient computation has been modified by an inplace operation: "

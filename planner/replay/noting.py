@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .calls import storage_key, tensors_in, version_of
+from .calls import is_plain, storage_key, tensors_in, version_of
 from .directions import Direction
 from .group import Call, Group, Ref, Source, generator_states
 
@@ -41,8 +41,8 @@ class Noting:
         self._plain: list[Any] = []
         self.sound, self.known = True, False
 
-    def note(self, position: int, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """Put the call into the group, if it is sound."""
+    def note(self, position: int, func: Callable[..., Any], args: Any, kwargs: Any, trusting: bool) -> None:
+        """Put the call into the group, if it is sound. `trusting`: the first call seen is the one that was profiled."""
         direction = self.direction
         call = self.call = Call(position, func, self._flat(args), self._template(kwargs) if kwargs else {}, "")
         call.captured, call.graded = direction.captured, direction.graded
@@ -52,8 +52,8 @@ class Noting:
                 self.sound = False
         if not self.sound:
             return
-        if not direction.known:
-            self.remember()  # the first is the one that was profiled
+        if trusting and not direction.known:
+            self.remember()
         try:
             self.known = tuple(self._plain) in direction.known
         except TypeError:  # not hashable
@@ -105,6 +105,8 @@ class Noting:
         found = self._seen.get(id(tensor))
         if found is not None:
             return found
+        if not is_plain(tensor):
+            self.sound = False  # such a call is never planned to run again
         made = self._made.get(id(tensor))
         if made is not None and made[0]() is tensor and made[1] == self.direction.group:
             if version_of(tensor) != made[4] and self._accounted.get(storage_key(tensor) or 0) != version_of(tensor):
