@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import bisect
 import functools
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
 
-from ckpt_planner.errors import CaptureError, CkptPlannerError, UnsupportedModelError
+from ckpt_planner.errors import CaptureError
 from ckpt_planner.profile import SCHEMA_VERSION, UNSEEN, Op, Profile, Slot, Storage
 from ckpt_planner.replay.calls import bytes_of, storage_key, tensors_in
 from ckpt_planner.replay.directions import direct
@@ -27,6 +25,7 @@ from .loss import loss_of
 from .meter import Meter, device_name, make_meter
 from .optimizer import optimizer_memory
 from .record import Recorder
+from .running import call, without_compiling
 from .shadow import copied_inputs, shadow, untouched
 from .signature import input_signature, model_structure
 from .typical import steadied, typical
@@ -159,38 +158,6 @@ def resident(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> 
     return sizes
 
 
-def _call(
-    model: nn.Module, args: Any, kwargs: Any, where: Callable[[BaseException], str] = lambda error: "its forward"
-) -> Any:
-    try:
-        return model(*args, **kwargs)
-    except CkptPlannerError:
-        raise
-    except Exception as error:
-        if "saved tensor hooks" in str(error):
-            raise UnsupportedModelError(
-                "the model uses a transformation of torch.func that differentiates (grad, vjp, jacrev, hessian) in "
-                f"{where(error)}; torch runs none while it is noted what is saved for backward. Move it out of "
-                "forward, or plan a part of the model."
-            ) from error
-        if "fail_on_recompile" in str(error):
-            raise UnsupportedModelError(
-                f"the model calls something compiled (torch.compile) in {where(error)}: its operations are fused and "
-                "cannot be run again one by one. Call what it was compiled from."
-            ) from error
-        raise CaptureError(
-            f"the forward of {type(model).__name__} failed while it was recorded, in {where(error)}: "
-            f"{type(error).__name__}: {error}. The same call has to work on the plain model."
-        ) from error
-
-
-def _without_compiling() -> AbstractContextManager[Any]:
-    """What is compiled would trace the recording; torch raises instead."""
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    return torch.compiler.set_stance("fail_on_recompile")  # type: ignore[no-untyped-call,no-any-return]
-
-
 def _record(
     model: nn.Module, args: Any, kwargs: Any, loss_fn: Loss | None, meter: Meter, device: torch.device
 ) -> tuple[Profile, list[int]]:
@@ -199,8 +166,8 @@ def _record(
         begin = meter.mark()
         recorder = Recorder(copy, _known(copy, args, kwargs), meter, device)
         sizes = resident(copy, args, kwargs, device)  # now, since forward may put more into what it is given
-        with recorder.overwritten.put_back(model, copy), recorder, _without_compiling():
-            output = _call(copy, args, kwargs, recorder.where)
+        with recorder.overwritten.put_back(model, copy), recorder, without_compiling():
+            output = call(copy, args, kwargs, recorder.where)
             recorder.outside()
             loss, origin = loss_of(output, loss_fn)
         storages, ops, slots = recorder.finish()
@@ -290,7 +257,7 @@ def _measure_backward(
         with measurer.saving:
             start = torch._C._autograd._get_sequence_nr()
             with measurer:
-                output = _call(copy, args, kwargs)
+                output = call(copy, args, kwargs)
             diverged = measurer.diverged
             loss, _ = loss_of(output, loss_fn)
         measurer.finish()
