@@ -83,6 +83,14 @@ class Runtime:
         profile = measure_profile(
             model, args, kwargs, loss_fn=self.loss_fn, optimizer=self.optimizer, progress=self.progress
         )
+        return self.plan_from(profile, model, args, kwargs)
+
+    def plan_from(self, profile: Profile, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
+        """`plan` for a step that is measured already.
+
+        Raises:
+            InfeasibleBudgetError: the budget cannot be kept.
+        """
         budget = self.budget_bytes(profile, model, args, kwargs)
         self.progress("deciding")
         planned = self._checked(profile, budget, model, args, kwargs)
@@ -137,7 +145,7 @@ class Runtime:
 
     def _smallest(self, profile: Profile, budget: int, model: nn.Module, args: Any, kwargs: Any) -> Planned:
         """The plan with the smallest peak, if that keeps the budget; else the error that says what would."""
-        planned = Planned(Decision(profile, minimum(profile), budget, self.strategy))
+        planned = Planned(Decision(profile, minimum(profile), budget, self.strategy, 0))
         predicted = planned.decision.timeline.peak_bytes
         real = self._rehearsed(planned, model, args, kwargs)
         if self.strategy == "budget" and max(real, predicted) <= budget:

@@ -69,11 +69,52 @@ def measure_profile(
         UnsupportedModelError: the model cannot be copied.
     """
     kwargs = kwargs or {}
+    draft, sequences = record_forward(model, args, kwargs, loss_fn=loss_fn, progress=progress)
+    return complete_profile(
+        draft, sequences, model, args, kwargs, loss_fn=loss_fn, optimizer=optimizer, progress=progress
+    )
+
+
+def record_forward(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    loss_fn: Loss | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> tuple[Profile, list[int]]:
+    """The first half of `measure_profile`: what forward does, without any backward step.
+
+    Returns:
+        A profile without steps, and for each operation autograd's sequence number, which `complete_profile` wants.
+
+    Raises:
+        CaptureError: the forward fails, or nothing requires a gradient.
+        UnsupportedModelError: the model cannot be copied.
+    """
     device = device_of(model, (args, kwargs))
-    meter = make_meter(device)
     with untouched(), torch.enable_grad():
         progress("recording the forward pass")
-        draft, sequences = _record(model, args, kwargs, loss_fn, meter, device)
+        return _record(model, args, kwargs, loss_fn, make_meter(device), device)
+
+
+def complete_profile(
+    draft: Profile,
+    sequences: list[int],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    loss_fn: Loss | None = None,
+    optimizer: Any = None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Profile:
+    """The second half of `measure_profile`: adds the backward pass and the optimizer to what `record_forward` gave.
+
+    Raises:
+        CaptureError: the model took another path than when it was recorded.
+    """
+    device = device_of(model, (args, kwargs))
     dropped = segments_by_bytes(draft)
     with untouched(), torch.enable_grad():
         progress("measuring the backward pass")

@@ -1,0 +1,147 @@
+"""Makes plan files from models: measures, decides, and takes a real step under the decision."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import userfile
+from .canonical import canonical, fingerprints
+from .errors import CkptPlannerError
+from .lockfile import Locked, LockedProfile, Settings
+from .lockio import profile_path
+from .profile import Profile
+from .profiling.measure import complete_profile, record_forward
+from .relock import lock_of
+from .runtime import Runtime
+from .userfile import Subject
+
+Progress = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """Says nothing of a stage."""
+
+
+def reference(target: str, plan: Path) -> str:
+    """FILE[:NAME] as a plan file names it: relative to the plan's folder, with slashes."""
+    path, name = userfile.split(target)
+    relative = Path(os.path.relpath(path.resolve(), plan.parent.resolve())).as_posix()
+    return relative if name == "model" else f"{relative}:{name}"
+
+
+def resolved(settings: Settings, plan: Path) -> str:
+    """The FILE[:NAME] that a plan file names, from here."""
+    return os.path.normpath(plan.parent / settings.model)
+
+
+def file_of(settings: Settings, plan: Path) -> str:
+    """The file that a plan's model or test is in, from the present folder."""
+    target = resolved(settings, plan)
+    return shown(Path(target.split("::")[0] if "::" in target else userfile.split(target)[0]))
+
+
+def shown(path: Path) -> str:
+    """A path from the present folder where it lies in it, as people write it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith(os.pardir) else Path(relative).as_posix()
+
+
+@contextmanager
+def subject_of(target: str, optimizer: str | None = None, device: str | None = None) -> Iterator[Subject]:
+    """What a user's file defines, in training mode; afterwards the modules that it imported from its folder are let go.
+
+    So two models in folders of their own may each have a neighbour of the same name.
+
+    Args:
+        target: FILE[:NAME].
+        optimizer: a class of torch.optim, over the file's; "none" for none; None for the file's.
+        device: where the model and its inputs are moved; where there is no such device, they stay on the CPU.
+
+    Raises:
+        UserFileError: the file cannot be used.
+    """
+    path, name = userfile.split(target)
+    chosen = None if optimizer is None else optimizer_class(optimizer)
+    modules, paths = set(sys.modules), list(sys.path)
+    # Random weights and inputs then are the same at each run, and with them whatever depends on their values.
+    torch.manual_seed(0)
+    try:
+        subject = userfile.load(path, name, available(device))
+        subject.model.train()
+        yield subject if optimizer is None else subject._replace(optimizer=chosen)
+    finally:
+        sys.path[:] = paths
+        folder = str(path.parent.resolve()) + os.sep
+        for added in set(sys.modules) - modules:
+            if str(getattr(sys.modules[added], "__file__", None) or "").startswith(folder):
+                del sys.modules[added]
+
+
+def available(device: str | None) -> str | None:
+    """The device, or "cpu" where this machine has no such GPU."""
+    return "cpu" if device is not None and device.startswith("cuda") and not torch.cuda.is_available() else device
+
+
+def optimizer_class(name: str) -> Any:
+    """The class of torch.optim with that name; None for "none".
+
+    Raises:
+        CkptPlannerError: there is none.
+    """
+    from torch import optim
+
+    if name.lower() == "none":
+        return None
+    found = getattr(optim, name, None)
+    if isinstance(found, type) and issubclass(found, optim.Optimizer) and found is not optim.Optimizer:
+        return found
+    raise CkptPlannerError(f"the optimizer {name!r} is no class of torch.optim, such as AdamW, and is not none")
+
+
+def lock(subject: Subject, settings: Settings, plan: Path, progress: Progress = silent) -> tuple[Locked, LockedProfile]:
+    """Measure a model's step, decide, and take a real step under the decision.
+
+    Args:
+        subject: the model in training mode, its call, loss and optimizer.
+        settings: what is asked for.
+        plan: where the plan file will be; nothing is written here.
+        progress: told the name of each stage.
+
+    Raises:
+        InfeasibleBudgetError: the budget cannot be kept.
+        CaptureError, UnsupportedModelError: the step cannot be measured.
+    """
+    model, args, kwargs = subject.model, subject.args, subject.kwargs
+    draft, sequences = record_forward(model, args, kwargs, loss_fn=subject.loss_fn, progress=progress)
+    profile = completed(subject, draft, sequences, progress)
+    source = LockedProfile(canonical(profile), fingerprints(draft))
+    return rehearsed(subject, settings, source, settings.budget, plan, progress), source
+
+
+def rehearsed(
+    subject: Subject,
+    settings: Settings,
+    source: LockedProfile,
+    budget: str | int | None,
+    plan: Path,
+    progress: Progress = silent,
+) -> Locked:
+    """Decide from a profile and take a real step under the decision; below the budget where that takes more."""
+    runtime = Runtime(budget, settings.strategy, subject.loss_fn, subject.optimizer, progress)
+    planned = runtime.plan_from(source.profile, subject.model, subject.args, subject.kwargs)
+    return lock_of(planned.decision, settings, source, profile_path(plan).name)
+
+
+def completed(subject: Subject, draft: Profile, sequences: list[int], progress: Progress) -> Profile:
+    """The profile of a recorded forward pass, with its backward pass and the optimizer measured."""
+    return complete_profile(
+        draft, sequences, subject.model, subject.args, subject.kwargs,
+        loss_fn=subject.loss_fn, optimizer=subject.optimizer, progress=progress,
+    )  # fmt: skip
