@@ -14,7 +14,7 @@ from .costs import priced
 from .errors import InfeasibleBudgetError
 from .lock import Progress, completed, file_of, shown, silent
 from .lockfile import Locked, LockedProfile, Settings
-from .lockio import profile_path
+from .lockio import profile_path, sealed
 from .moved import moved_modules
 from .profile import Profile
 from .profiling.measure import record_forward
@@ -95,7 +95,11 @@ def check(
         changed = any("budget" in f.message for f in asked)
         budget = _new_budget(subject, settings, source) if changed else locked.budget_bytes
         margin = 0 if asked else locked.margin_bytes
-        new = relock(source, settings, budget, margin, profile_path(plan).name)
+        if source is committed and not asked and _decided_alike(locked):
+            # The same profile and settings give the same plan: deciding again would only take time.
+            new = sealed(msgspec.structs.replace(locked, model=settings.model, device=settings.device))
+        else:
+            new = relock(source, settings, budget, margin, profile_path(plan).name)
     except InfeasibleBudgetError as error:
         allowed = "budget" in tolerance.allow
         findings = (*asked, Finding("budget", f"the budget no longer holds: {error}", allowed))
@@ -116,6 +120,12 @@ def check(
         exit_code=int(status == "failed"),
     )
     return Checked(found, new, source)
+
+
+def _decided_alike(locked: Locked) -> bool:
+    """Whether the plan was decided by the versions that are here."""
+    here = versions(None)
+    return all(locked.versions.get(name) == version for name, version in here.items())
 
 
 def _with_optimizer(committed: LockedProfile, subject: Subject) -> LockedProfile:
@@ -156,7 +166,7 @@ def _settings_findings(locked: Locked, now: Settings) -> tuple[Finding, ...]:
 
 
 def _version_notes(locked: Locked, draft: Profile) -> list[str]:
-    here = versions(draft)
+    here = versions(draft.torch_version)
     return [
         f"Locked with {name} {version}, checked with {here[name]}."
         for name, version in sorted(locked.versions.items())

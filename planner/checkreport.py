@@ -82,7 +82,8 @@ def _cut(items: list[str], most: int, what: str) -> list[str]:
 
 
 def _sentence(finding: Finding) -> str:
-    return f"{finding.message[0].upper()}{finding.message[1:]}{' (allowed)' if finding.allowed else ''}."
+    message = finding.message.rstrip(".")
+    return f"{message[:1].upper()}{message[1:]}{' (allowed)' if finding.allowed else ''}."
 
 
 def _plan(f: Figures) -> str:

@@ -65,6 +65,7 @@ class Locked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         memory: where the bytes of the planned step's peak are.
         profile, profile_digest: the profile's file beside this one, and a digest of its contents.
         versions: of what made the plan.
+        digest: of all the rest, so that a change by hand or by a merge is noticed.
     """
 
     schema: int
@@ -88,6 +89,7 @@ class Locked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profile: str
     profile_digest: str
     versions: dict[str, str]
+    digest: str = ""
 
     @property
     def settings(self) -> Settings:

@@ -24,6 +24,12 @@ PROFILE_SUFFIX = ".profile.json"
 T = TypeVar("T")
 
 
+def sealed(locked: Locked) -> Locked:
+    """The same contents with their digest."""
+    plain = msgspec.structs.replace(locked, digest="")
+    return msgspec.structs.replace(plain, digest=digest(msgspec.to_builtins(plain)))
+
+
 def render_plan(locked: Locked) -> bytes:
     """The plan file's bytes."""
     return _lines(msgspec.to_builtins(locked))
@@ -51,6 +57,11 @@ def _lines(data: Mapping[str, Any]) -> bytes:
     return b"{\n" + b",\n".join(parts) + b"\n}\n"
 
 
+# What a row leaves out besides the defaults of its type: most operations have none of it.
+_BLANK: dict[str, dict[str, Any]] = {
+    "ops": {"place": "", "reads": (), "makes": (), "hides": (), "writes": (), "output": ()}
+}
+
 _ROWS: dict[str, type[msgspec.Struct]] = {"ops": Op, "slots": Slot, "steps": Step, "storages": Storage}
 
 
@@ -58,17 +69,17 @@ def profile_data(source: LockedProfile) -> dict[str, Any]:
     """The profile file's contents as plain data."""
     data: dict[str, Any] = msgspec.to_builtins(source.profile)
     for key, kind in _ROWS.items():
-        data[key] = [_brief(row, kind) for row in data[key]]
+        data[key] = [_brief(row, kind, _BLANK.get(key, {})) for row in data[key]]
     for op in data["ops"]:
-        op["reads"] = [_brief(read, Read) for read in op["reads"]]
+        op["reads"] = [_brief(read, Read, {}) for read in op.get("reads", ())]
     data = {**_in_ns(data), "estimated": sorted(source.estimated)}
     data["calls"], data["record"] = source.fingerprints.calls, source.fingerprints.record
     return {**data, "kind": PROFILE_KIND}
 
 
-def _brief(row: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """A row without the fields that have their default values, times in nanoseconds."""
-    defaults = {f.name: f.default for f in msgspec.structs.fields(kind)}
+def _brief(row: dict[str, Any], kind: type[msgspec.Struct], blank: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without the fields that have their default or blank values, times in nanoseconds."""
+    defaults = {f.name: f.default for f in msgspec.structs.fields(kind)} | dict(blank)
     return _in_ns({k: v for k, v in row.items() if (tuple(v) if isinstance(v, list) else v) != defaults[k]})
 
 
@@ -115,9 +126,15 @@ def read_plan_file(path: Path) -> Locked:
     """Read a plan file alone.
 
     Raises:
-        PlanMismatchError: it is missing, no plan file, or of another version.
+        PlanMismatchError: it is missing, no plan file, of another version, or changed by hand.
     """
-    return _typed(path, _data(path, PLAN_KIND, SCHEMA_VERSION, "plan file"), Locked, "plan file")
+    locked = _typed(path, _data(path, PLAN_KIND, SCHEMA_VERSION, "plan file"), Locked, "plan file")
+    if sealed(locked).digest != locked.digest:
+        raise PlanMismatchError(
+            f"{path} was changed by hand or by a merge: its digest is not that of its contents. Bring it back from "
+            f"version control, or make it anew: {_anew(path, locked)}"
+        )
+    return locked
 
 
 def read_profile_file(path: Path) -> LockedProfile:
@@ -129,7 +146,7 @@ def read_profile_file(path: Path) -> LockedProfile:
     data = _data(path, PROFILE_KIND, PROFILE_SCHEMA, "profile file")
     try:
         for key in _ROWS:
-            data[key] = [_in_seconds(row) for row in data[key]]
+            data[key] = [{**_BLANK.get(key, {}), **_in_seconds(row)} for row in data[key]]
         estimated = msgspec.convert(data.pop("estimated"), tuple[str, ...])
         fingerprints = Fingerprints(str(data.pop("calls")), str(data.pop("record")))
         del data["kind"]

@@ -151,8 +151,12 @@ def judge(old: Locked, new: Locked, difference: Moved, tolerance: Tolerance) -> 
 
 
 def _better(a: Figures, b: Figures) -> bool:
-    """Clearly less time without a higher peak, or a clearly lower peak without more time."""
-    less_time = b.recompute_us < a.recompute_us * (1 - ENOUGH)
+    """Clearly less time or a clearly lower peak, and the other no worse.
+
+    A planned peak lies anywhere close below the budget, so it may rise where the plain step's fell.
+    """
+    less_memory = b.peak_bytes <= a.peak_bytes or b.baseline_peak_bytes < a.baseline_peak_bytes
+    less_time = b.recompute_us < a.recompute_us * (1 - ENOUGH) and less_memory
     lower_peak = b.peak_bytes < a.peak_bytes * (1 - ENOUGH)
     return less_time or (lower_peak and b.recompute_us <= a.recompute_us)
 

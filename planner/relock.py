@@ -15,7 +15,7 @@ from .canonical import digest
 from .decision import Decision, decide, infeasible
 from .errors import BudgetError
 from .lockfile import PLAN_KIND, SCHEMA_VERSION, Locked, LockedProfile, LockedSegment, Settings
-from .lockio import profile_data
+from .lockio import profile_data, sealed
 from .profile import Profile
 from .report import MEMORY_PARTS
 from .schedule import Schedule
@@ -87,7 +87,7 @@ def lock_of(decision: Decision, settings: Settings, source: LockedProfile, profi
     profile, target = decision.profile, decision.target_bytes
     plain, again = profile.step_seconds, decision.solution.recompute_seconds
     memory = decision.memory
-    return Locked(
+    locked = Locked(
         schema=SCHEMA_VERSION,
         kind=PLAN_KIND,
         model=settings.model,
@@ -108,8 +108,9 @@ def lock_of(decision: Decision, settings: Settings, source: LockedProfile, profi
         segments=_segments(decision),
         profile=profile_name,
         profile_digest=digest(profile_data(source)),
-        versions=versions(profile),
+        versions=versions(profile.torch_version),
     )
+    return sealed(locked)
 
 
 def _segments(decision: Decision) -> tuple[LockedSegment, ...]:
@@ -131,8 +132,9 @@ def microseconds(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-def versions(profile: Profile) -> dict[str, str]:
-    """What a plan depends on: this package, the solver, and the torch that the profile was measured with."""
+def versions(torch: str | None) -> dict[str, str]:
+    """What a plan depends on: this package, the solver, and a version of torch, if one is given."""
     from . import __version__
 
-    return {"ckpt-planner": __version__, "ortools": metadata.version("ortools"), "torch": profile.torch_version}
+    found = {"ckpt-planner": __version__, "ortools": metadata.version("ortools")}
+    return found if torch is None else {**found, "torch": torch}
