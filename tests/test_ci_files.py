@@ -1,4 +1,4 @@
-"""Plan files that are damaged, foreign, of another version, changed by hand or in the way: a clear error, exit code 2."""
+"""Plan files that are damaged, foreign, of another version, changed or in the way: a clear error, exit code 2."""
 
 from __future__ import annotations
 
