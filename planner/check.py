@@ -79,7 +79,7 @@ def check(
                 f"on {draft.device}. Check or lock on such a device"
             )
             findings: tuple[Finding, ...] = (Finding("device", why),)
-            modules = moved_modules(old, canonical(draft))
+            modules = moved_modules(old, canonical(draft), kernels=False)
             return Checked(
                 msgspec.structs.replace(base, findings=findings, modules=modules, notes=tuple(notes), place=place)
             )

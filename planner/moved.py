@@ -94,9 +94,14 @@ def _paired(left: list[T], right: list[T], key: Callable[[T], Hashable]) -> list
     return pairs
 
 
-def moved_modules(before: Profile, after: Profile) -> tuple[ModuleChange, ...]:
-    """The modules whose own operations or bytes differ, those with the most bytes first."""
-    old, new = _by_module(before), _by_module(after)
+def moved_modules(before: Profile, after: Profile, *, kernels: bool = True) -> tuple[ModuleChange, ...]:
+    """The modules whose own operations or bytes differ, those with the most bytes first.
+
+    Args:
+        before, after: the two steps.
+        kernels: whether what only kernels save counts, too; another device's save other things for the same call.
+    """
+    old, new = _by_module(before, kernels), _by_module(after, kernels)
     changes = []
     for module in dict.fromkeys([*new, *old]):
         a, b = old.get(module, _Module()), new.get(module, _Module())
@@ -115,13 +120,14 @@ class _Module:
         self.parameters = 0
 
 
-def _by_module(profile: Profile) -> dict[str, _Module]:
+def _by_module(profile: Profile, kernels: bool) -> dict[str, _Module]:
     found: dict[str, _Module] = defaultdict(_Module)
     saved = {slot.storage for slot in profile.slots if slot.position != UNSEEN}
     for op in profile.ops:
         module = found[op.module]
         module.work[op.signature] += 1
-        module.saved += sum(profile.storages[s].bytes for s in _unique((*op.makes, *op.hides)) if s in saved)
+        made = (*op.makes, *op.hides) if kernels else op.makes
+        module.saved += sum(profile.storages[s].bytes for s in _unique(made) if s in saved)
     for storage in profile.storages:
         if storage.kind in ("parameter", "buffer"):
             found[storage.name.rpartition(".")[0]].parameters += storage.bytes
