@@ -23,46 +23,48 @@ class Job(msgspec.Struct, frozen=True):
 
     Attributes:
         plan: its path.
-        settings: what is asked for; None for what the plan file says.
+        model: whose it is; None where only the plan file says so.
         tolerance: how far it may get worse.
     """
 
     plan: Path
-    settings: Settings | None
+    model: ModelConfig | None
     tolerance: Tolerance
 
 
-def jobs(config: Config, files: Sequence[Path], tolerance: Tolerance | None = None) -> list[Job]:
+def jobs(config: Config, files: Sequence[Path]) -> list[Job]:
     """The plan files to check: those given, or every model's of the configuration.
 
     Args:
         config: the project's.
         files: plan files; one of a model of the configuration is checked by that model's settings.
-        tolerance: over the configuration's.
 
     Raises:
         CkptPlannerError: there is nothing to check.
     """
-    known = {config.plan_of(model).resolve(): model for model in config.models}
     if not files:
         if not config.models:
             where = f"{config.path} names no models" if config.path else "no pyproject.toml here has [tool.ckpt-plan]"
             raise CkptPlannerError(f"there is nothing to check: {where}, and no plan file was given")
-        return [_job(config.plan_of(model), model, tolerance) for model in config.models]
+        return [Job(config.plan_of(model), model, model.tolerance) for model in config.models]
+    known = {config.plan_of(model).resolve(): model for model in config.models}
     found = []
     for path in files:
         model = known.get(path.resolve())
-        found.append(_job(path, model, tolerance) if model else Job(path, None, tolerance or config.tolerance))
+        found.append(Job(path, model, model.tolerance if model else config.tolerance))
     return found
 
 
-def _job(plan: Path, model: ModelConfig, tolerance: Tolerance | None) -> Job:
-    return Job(plan, settings_of(model, plan), tolerance or model.tolerance)
-
-
-def settings_of(model: ModelConfig, plan: Path) -> Settings:
-    """What the configuration asks for."""
-    return Settings(reference(model.file, plan), model.budget, model.strategy, model.optimizer, model.device)
+def settings_of(model: ModelConfig, plan: Path, locked: Locked | None = None) -> Settings:
+    """What the configuration asks for; what it leaves open is as in the plan file."""
+    own = locked.settings if locked is not None else Settings("", None)
+    return Settings(
+        reference(model.file, plan),
+        model.budget or own.budget,
+        model.strategy or own.strategy,
+        model.optimizer or own.optimizer,
+        model.device or own.device,
+    )
 
 
 def run(
@@ -90,17 +92,16 @@ def run(
             return _without_plan(job, write=update or new, device=device, progress=progress)
         return _with_plan(job, update=update, device=device, progress=progress)
     except CkptPlannerError as error:
-        file = file_of(job.settings, job.plan) if job.settings else ""
-        return Check(
-            shown(job.plan), job.settings.model if job.settings else "", "error",
-            findings=(Finding("error", str(error)),), exit_code=error.exit_code, file=file,
-        )  # fmt: skip
+        settings = settings_of(job.model, job.plan) if job.model else None
+        file, name = (file_of(settings, job.plan), settings.model) if settings else ("", "")
+        findings = (Finding("error", str(error)),)
+        return Check(shown(job.plan), name, "error", findings=findings, exit_code=error.exit_code, file=file)
 
 
 def _without_plan(job: Job, *, write: bool, device: str | None, progress: Progress) -> Check:
-    settings = job.settings
-    if settings is None:
+    if job.model is None:
         raise CkptPlannerError(f"{job.plan}: there is no such plan file; ckpt-plan lock makes one")
+    settings = settings_of(job.model, job.plan)
     if not write:
         return missing(settings, job.plan, "ckpt-plan check --update-new-only")
     with subject_of(resolved(settings, job.plan), settings.optimizer, device or settings.device) as subject:
@@ -134,25 +135,27 @@ def made(subject: Subject, settings: Settings, plan: Path, progress: Progress = 
 
 
 def _with_plan(job: Job, *, update: bool, device: str | None, progress: Progress) -> Check:
-    locked, committed = read_locked(job.plan)
-    settings = job.settings or locked.settings
-    target = resolved(settings, job.plan)
+    plan = job.plan
+    locked, committed = read_locked(plan)
+    settings = settings_of(job.model, plan, locked) if job.model else locked.settings
+    target = resolved(settings, plan)
     if "::" in settings.model:
-        raise CkptPlannerError(f"{job.plan} is kept by the test {target}: run pytest to check it")
-    if job.settings is None and not userfile.split(target)[0].is_file():
-        return _stale(job.plan, f"the model {target} that it was made for is gone")
-    job = Job(job.plan, settings, job.tolerance)
-    with subject_of(target, settings.optimizer, device or settings.device) as subject:
-        found = settled(subject, job, locked, committed, update=update, progress=progress)
-    accept = f"ckpt-plan check --update {shown(job.plan)}" if found.after is not None and not update else ""
+        raise CkptPlannerError(f"{plan} is kept by the test {target}: run pytest to check it")
+    if job.model is None and not userfile.split(target)[0].is_file():
+        return _stale(plan, f"the model {target} that it was made for is gone")
+    with subject_of(target, settings.optimizer, device or settings.device, elsewhere=True) as subject:
+        found = settled(subject, settings, plan, locked, committed, job.tolerance, update=update, progress=progress)
+    accept = f"ckpt-plan check --update {shown(plan)}" if found.after is not None and not update else ""
     return msgspec.structs.replace(found, accept=accept)
 
 
 def settled(
     subject: Subject,
-    job: Job,
+    settings: Settings,
+    plan: Path,
     locked: Locked,
     committed: LockedProfile,
+    tolerance: Tolerance,
     *,
     update: bool = False,
     progress: Progress = silent,
@@ -163,8 +166,7 @@ def settled(
         InfeasibleBudgetError: with `update`, where a real step under the new plan does not keep the budget.
         CaptureError, UnsupportedModelError: the step cannot be measured.
     """
-    settings = job.settings or locked.settings
-    found = check(subject, settings, job.plan, locked, committed, job.tolerance, progress)
+    found = check(subject, settings, plan, locked, committed, tolerance, progress)
     result, new, source = found.check, found.locked, found.source
     if not update:
         return result
@@ -175,8 +177,8 @@ def settled(
         return msgspec.structs.replace(result, status="unchanged", exit_code=0)
     if source is not committed:
         # Other figures than those that a real step was taken with: see whether the budget still holds.
-        new = rehearsed(subject, settings, source, new.budget_bytes, job.plan, progress)
-    write_locked(job.plan, new, source, replace=True)
+        new = rehearsed(subject, settings, source, new.budget_bytes, plan, progress)
+    write_locked(plan, new, source, replace=True)
     after = moved(locked, new, committed.profile, source.profile)
     return msgspec.structs.replace(
         result,

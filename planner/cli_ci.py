@@ -146,8 +146,8 @@ def _asked(target: str, given: dict[str, str], output: Path | None, config: Conf
         file, other = userfile.split(model.file)
         if (file.resolve(), other) == (path.resolve(), name) and output in (None, config.plan_of(model)):
             plan = output or config.plan_of(model)
-            own = {"budget": model.budget, "optimizer": model.optimizer, "device": model.device}
-            values = {"strategy": model.strategy, **{k: v for k, v in own.items() if v is not None}}
+            names = ("budget", "strategy", "optimizer", "device")
+            values.update({k: v for k in names if (v := getattr(model, k)) is not None})
             break
     values.update(given)
     relative = Path(os.path.relpath(path.resolve(), plan.parent.resolve())).as_posix()
@@ -220,7 +220,7 @@ def check(
         found: list[Check] = []
         for job in ci.jobs(config, plans):
             tolerance = _tolerance(job.tolerance, peak_tolerance, overhead_tolerance, allow)
-            job = ci.Job(job.plan, job.settings, tolerance)
+            job = ci.Job(job.plan, job.model, tolerance)
             found.append(ci.run(job, update=update, new=new, device=device, progress=say))
             say("")
         found += [] if plans else ci.stale(config)

@@ -67,14 +67,15 @@ class ModelConfig(msgspec.Struct, frozen=True):
     Attributes:
         name: its key; its plan file is NAME.json in the folder of plans.
         file: FILE[:NAME] with an absolute path.
-        budget, strategy, optimizer, device: as the command line takes them.
+        budget, strategy, optimizer, device: as the command line takes them; None where neither the model nor the table
+            says so.
         tolerance: its own, or the table's.
     """
 
     name: str
     file: str
     budget: str | None
-    strategy: str
+    strategy: str | None
     optimizer: str | None
     device: str | None
     tolerance: Tolerance
@@ -212,7 +213,7 @@ class _Reader:
             name=name,
             file=str(self.path.parent / file),
             budget=own.get("budget"),
-            strategy=own.get("strategy", "budget"),
+            strategy=own.get("strategy"),
             optimizer=own.get("optimizer"),
             device=own.get("device"),
             tolerance=_tolerance(own),

@@ -54,7 +54,9 @@ def shown(path: Path) -> str:
 
 
 @contextmanager
-def subject_of(target: str, optimizer: str | None = None, device: str | None = None) -> Iterator[Subject]:
+def subject_of(
+    target: str, optimizer: str | None = None, device: str | None = None, *, elsewhere: bool = False
+) -> Iterator[Subject]:
     """What a user's file defines, in training mode; afterwards the modules that it imported from its folder are let go.
 
     So two models in folders of their own may each have a neighbour of the same name.
@@ -62,7 +64,8 @@ def subject_of(target: str, optimizer: str | None = None, device: str | None = N
     Args:
         target: FILE[:NAME].
         optimizer: a class of torch.optim, over the file's; "none" for none; None for the file's.
-        device: where the model and its inputs are moved; where there is no such device, they stay on the CPU.
+        device: where the model and its inputs are moved; None leaves them where the file puts them.
+        elsewhere: whether the CPU will do where this machine has no such GPU.
 
     Raises:
         UserFileError: the file cannot be used.
@@ -73,7 +76,7 @@ def subject_of(target: str, optimizer: str | None = None, device: str | None = N
     # Random weights and inputs then are the same at each run, and with them whatever depends on their values.
     torch.manual_seed(0)
     try:
-        subject = userfile.load(path, name, available(device))
+        subject = userfile.load(path, name, _available(device) if elsewhere else device)
         subject.model.train()
         yield subject if optimizer is None else subject._replace(optimizer=chosen)
     finally:
@@ -84,8 +87,7 @@ def subject_of(target: str, optimizer: str | None = None, device: str | None = N
                 del sys.modules[added]
 
 
-def available(device: str | None) -> str | None:
-    """The device, or "cpu" where this machine has no such GPU."""
+def _available(device: str | None) -> str | None:
     return "cpu" if device is not None and device.startswith("cuda") and not torch.cuda.is_available() else device
 
 

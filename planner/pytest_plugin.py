@@ -140,8 +140,7 @@ class PlanChecker:
         if not plan.exists():
             return ci.made(subject, settings, plan) if update else ci.missing(settings, plan, f"pytest {OPTION}")
         locked, committed = read_locked(plan)
-        job = ci.Job(plan, settings, tolerance)
-        found = ci.settled(subject, job, locked, committed, update=update)
+        found = ci.settled(subject, settings, plan, locked, committed, tolerance, update=update)
         accept = f"pytest {OPTION} {node.nodeid}" if found.after is not None and not update else ""
         return msgspec.structs.replace(found, accept=accept)
 

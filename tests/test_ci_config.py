@@ -46,7 +46,7 @@ def test_models_have_their_own_values_over_the_tables(tmp_path: Path) -> None:
     gpt2, vit = found.models
     assert found.plan_of(gpt2) == tmp_path / "committed" / "gpt2.json"
     assert (gpt2.file, gpt2.budget, gpt2.strategy, gpt2.optimizer) == (
-        str(tmp_path / "examples/gpt2/model.py"), "8GB", "budget", "AdamW",
+        str(tmp_path / "examples/gpt2/model.py"), "8GB", None, "AdamW",
     )  # fmt: skip
     assert gpt2.tolerance == found.tolerance == Tolerance(0.03, 0.02, ("segments",))
     assert (vit.file, vit.budget, vit.strategy) == (str(tmp_path / "vit.py:net"), "4000000000", "sqrt")

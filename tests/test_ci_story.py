@@ -181,6 +181,20 @@ def test_other_settings_than_the_plan_was_made_for_fail_until_accepted(project: 
     assert json.loads(project.plan.read_text())["budget"] == "85%"
 
 
+def test_what_the_configuration_leaves_open_is_as_in_the_plan_file(project: Project) -> None:
+    project.write('[tool.ckpt-plan]\nmodels = { net = "model.py" }\n', "pyproject.toml")
+    assert ckpt_plan("check").stdout.splitlines()[-1] == "1 plan: 1 unchanged."
+    project.write('[tool.ckpt-plan]\nbudget = "0.7e9"\nmodels = { net = "model.py" }\n', "pyproject.toml")
+    assert ckpt_plan("check").exit_code == 2
+
+
+def test_a_plan_is_not_made_on_another_device_than_asked_for(project: Project) -> None:
+    result = ckpt_plan("lock", "model.py", "--budget", "70%", "--device", "cuda:77", "-o", "plans/other.json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "moving `model` to cuda:77 failed" in result.stderr
+    assert not (project.folder / "plans" / "other.json").exists()
+
+
 def test_other_inputs_fail_unless_allowed(project: Project) -> None:
     project.write(MODEL.replace("512, 64", "448, 64"))
     result = ckpt_plan("check")
