@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from .lockfile import Locked, LockedProfile, Settings
 from .lockio import profile_path
 from .profile import Profile
 from .profiling.measure import complete_profile, record_forward
+from .profiling.shadow import untouched
 from .relock import lock_of
 from .runtime import Runtime
 from .userfile import Subject
@@ -73,18 +75,41 @@ def subject_of(
     path, name = userfile.split(target)
     chosen = None if optimizer is None else optimizer_class(optimizer)
     modules, paths = set(sys.modules), list(sys.path)
-    # Random weights and inputs then are the same at each run, and with them whatever depends on their values.
-    torch.manual_seed(0)
     try:
-        subject = userfile.load(path, name, _available(device) if elsewhere else device)
-        subject.model.train()
-        yield subject if optimizer is None else subject._replace(optimizer=chosen)
+        with seeded():
+            subject = _loaded(path, name, _available(device) if elsewhere else device)
+        with seeded():  # again: a model that draws its path takes the same one, whatever was drawn when it was made
+            yield subject if optimizer is None else subject._replace(optimizer=chosen)
     finally:
         sys.path[:] = paths
-        folder = str(path.parent.resolve()) + os.sep
         for added in set(sys.modules) - modules:
-            if str(getattr(sys.modules[added], "__file__", None) or "").startswith(folder):
+            if _of_folder(getattr(sys.modules[added], "__file__", None), path.parent.resolve()):
                 del sys.modules[added]
+
+
+def _of_folder(file: str | None, folder: Path) -> bool:
+    """Whether a module's file is one of the user's in a folder, which may hold an environment with packages, too."""
+    found = Path(file or "")
+    installed = {"site-packages", "dist-packages"} & set(found.parts) or found.is_relative_to(sys.prefix)
+    return bool(file) and not installed and found.is_relative_to(folder)
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Random numbers that are the same at each run; afterwards the generators are as they were."""
+    with untouched():
+        torch.manual_seed(0)
+        random.seed(0)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(0)
+        yield
+
+
+def _loaded(path: Path, name: str, device: str | None) -> Subject:
+    subject = userfile.load(path, name, device)
+    subject.model.train()
+    return subject
 
 
 def _available(device: str | None) -> str | None:

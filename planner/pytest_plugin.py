@@ -126,6 +126,7 @@ class PlanChecker:
 
         from . import ci
         from .budget import parse_budget
+        from .lock import seeded
         from .lockfile import Settings
         from .lockio import read_locked
         from .userfile import Subject
@@ -138,9 +139,13 @@ class PlanChecker:
         settings = Settings(f"{file}::{node.nodeid.partition('::')[2]}", budget, strategy, kind)
         subject = Subject(model, *_call(model, inputs, strategy), loss_fn, optimizer)
         if not plan.exists():
-            return ci.made(subject, settings, plan) if update else ci.missing(settings, plan, f"pytest {OPTION}")
+            if not update:
+                return ci.missing(settings, plan, f"pytest {OPTION}")
+            with seeded():
+                return ci.made(subject, settings, plan)
         locked, committed = read_locked(plan)
-        found = ci.settled(subject, settings, plan, locked, committed, tolerance, update=update)
+        with seeded():
+            found = ci.settled(subject, settings, plan, locked, committed, tolerance, update=update)
         accept = f"pytest {OPTION} {node.nodeid}" if found.after is not None and not update else ""
         return msgspec.structs.replace(found, accept=accept)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import re
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from ci_repo import REFACTORED, ROWS, Project, ckpt_plan, make
 from profiles import transformer
 
 from ckpt_planner.canonical import Fingerprints, canonical, fingerprints
 from ckpt_planner.costs import priced
 from ckpt_planner.errors import InfeasibleBudgetError
+from ckpt_planner.lock import subject_of
 from ckpt_planner.lockfile import LockedProfile, Settings
 from ckpt_planner.lockio import read_locked, write_locked
 from ckpt_planner.profile import Profile
@@ -149,6 +153,60 @@ def test_where_the_calls_change_only_that_device_can_tell(elsewhere: Project, mo
     assert elsewhere.files() == before
     allowed = ckpt_plan("check", "--allow", "device", "--allow", "segments", "--format", "json")
     assert '"after": {' in allowed.stdout
+
+
+def test_a_model_that_draws_its_path_takes_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = """import random
+import torch
+
+class Dropped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(12))
+
+    def forward(self, x):
+        for layer in self.layers:
+            if random.random() < 0.5 and torch.rand(()) < 0.8:
+                x = layer(x)
+        return self.layers[0](x).sum()
+
+def model():
+    return Dropped()
+
+def example_inputs():
+    return torch.ones(2, 8)
+"""
+    Path("model.py").write_text(text)
+    assert ckpt_plan("lock", "model.py", "--budget", "100%", "-o", "plan.json").exit_code == 0
+    Path("model.py").write_text(
+        text.replace("    return Dropped()", "    random.random(), torch.rand(3)\n    return Dropped()")
+    )
+    random.seed(5)
+    torch.manual_seed(5)
+    state = random.getstate(), torch.get_rng_state()
+    assert ckpt_plan("check", "plan.json").stdout.splitlines()[-1] == "1 plan: 1 unchanged."
+    assert random.getstate() == state[0]
+    assert torch.equal(torch.get_rng_state(), state[1])
+
+
+def test_packages_installed_below_a_models_folder_stay_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    packages = tmp_path / ".venv" / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "package_of_a_venv.py").touch()
+    (tmp_path / "neighbour_of_a_model.py").touch()
+    monkeypatch.syspath_prepend(str(packages))
+    (tmp_path / "model.py").write_text(
+        "import torch, package_of_a_venv, neighbour_of_a_model\nmodel = torch.nn.Linear(2, 1)\n"
+        "example_inputs = torch.ones(3, 2)\nloss_fn = torch.sum\n"
+    )
+    with subject_of("model.py"):
+        assert "neighbour_of_a_model" in sys.modules
+    assert "neighbour_of_a_model" not in sys.modules
+    assert sys.modules.pop("package_of_a_venv")
 
 
 def test_two_models_with_neighbours_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
