@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from . import cli_ci, terminal, userfile
 from . import report as reports
-from . import terminal, userfile
 from .budget import parse_budget
 from .errors import BudgetError, CkptPlannerError, InfeasibleBudgetError, VerificationError
 from .progress import stage_reporter
@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=cli_ci.ConfiguredGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ckpt-planner", prog_name="ckpt-plan")
 def main() -> None:
     """Plan activation checkpointing for PyTorch under a budget in bytes of peak memory."""
+
+
+cli_ci.register(main)
 
 
 def _checked_budget(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,12 +62,14 @@ class Decision:
         solution: what the solver found.
         budget_bytes: what was asked for, bytes of peak.
         strategy: how it was looked for.
+        target_bytes: what the solver aimed for, where that was less than the budget; 0: the smallest peak of all.
     """
 
     profile: Profile
     solution: Solution
     budget_bytes: int
     strategy: str
+    target_bytes: int | None = None
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -130,7 +133,7 @@ def decide(profile: Profile, budget_bytes: int, strategy: str = "budget", target
     """
     target = budget_bytes if target_bytes is None else min(target_bytes, budget_bytes)
     solution = solve(make_problem(profile, target), strategy)
-    decision = Decision(profile, solution, budget_bytes, strategy)
+    decision = Decision(profile, solution, budget_bytes, strategy, target if target < budget_bytes else None)
     if solution.status is SolveStatus.INFEASIBLE or decision.timeline.peak_bytes > target:
         raise infeasible(decision, minimum(profile).peak_bytes + budget_bytes - target)
     return decision
@@ -168,7 +171,7 @@ def _segment(profile: Profile, schedule: Schedule, group: Group) -> Segment:
         nodes=len(group.ops),
         bytes_freed=sum(profile.storages[s].bytes for s in freed),
         bytes_kept=sum(profile.storages[s].bytes for s in group.sources),
-        recompute_seconds=sum(profile.ops[i].seconds + profile.replay_op_seconds for i in group.ops)
+        recompute_seconds=math.fsum(profile.ops[i].seconds + profile.replay_op_seconds for i in group.ops)
         + profile.replay_group_seconds,
     )
 

@@ -10,6 +10,7 @@ All sizes are bytes, all times seconds.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -197,12 +198,12 @@ class Profile(msgspec.Struct, frozen=True):
     @property
     def forward_seconds(self) -> float:
         """Time of the plain forward pass."""
-        return sum(op.seconds for op in self.ops)
+        return math.fsum(op.seconds for op in self.ops)
 
     @property
     def step_seconds(self) -> float:
         """Time of the plain step, the optimizer's not included."""
-        return self.forward_seconds + sum(step.seconds for step in self.steps)
+        return self.forward_seconds + math.fsum(step.seconds for step in self.steps)
 
     def gradients_before(self, step: int) -> int:
         """Bytes of parameter gradients that exist when a backward step begins."""

@@ -181,7 +181,7 @@ class Runtime:
 
     def _smallest(self, profile: Profile, budget: int, call: tuple[nn.Module, Any, Any], told: Told) -> Planned:
         """The plan with the smallest peak, if that keeps the budget; else the error that says what would."""
-        planned = Planned(Decision(profile, minimum(profile), budget, self.strategy))
+        planned = Planned(Decision(profile, minimum(profile), budget, self.strategy, 0))
         predicted = planned.decision.timeline.peak_bytes
         told(planned)
         real = self.rehearsed(planned, *call)

@@ -8,6 +8,7 @@ a model into segments is nothing but keeping the values that cross the cut.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
@@ -137,7 +138,8 @@ class Schedule:
     def recompute_seconds(self) -> float:
         """Time of everything that runs again, with the cost of replaying itself."""
         p = self.profile
-        again = sum(p.ops[i].seconds + p.replay_op_seconds for g in self.groups if g.trigger >= 0 for i in g.ops)
+        # Exactly rounded: `sum` of floats is not the same in every version of Python.
+        again = math.fsum(p.ops[i].seconds + p.replay_op_seconds for g in self.groups if g.trigger >= 0 for i in g.ops)
         return again + p.replay_group_seconds * sum(g.trigger >= 0 for g in self.groups)
 
 

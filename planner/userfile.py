@@ -114,7 +114,8 @@ def _value(module: ModuleType, path: Path, name: str, final: type | None = None)
     return value
 
 
-def _inputs(path: Path, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_of(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Arguments and keyword arguments of a call from the one value that people give; None for what is no such value."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -125,6 +126,13 @@ def _inputs(path: Path, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], Mapping):
             return value[0], dict(value[1])
         return value, {}
+    return None
+
+
+def _inputs(path: Path, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    call = call_of(value)
+    if call is not None:
+        return call
     raise UserFileError(f"{path}: `example_inputs` is {_kind(value)}, not an accepted kind.\n\n{HOW_TO_DEFINE}")
 
 

@@ -22,27 +22,37 @@ _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
 def call_signature(name: str, args: Any, kwargs: Any, tensors: list[torch.Tensor], device: torch.device) -> str:
-    """Function, shapes, types, layouts, options and modes of a call, as a name and a short digest."""
+    """Function, shapes, types, layouts, options and modes of a call, as a name and a short digest.
+
+    The model's own device is left out, so that a call has the same signature wherever the model is.
+    """
     parts = [name, str(torch.is_grad_enabled()), str(torch.is_autocast_enabled(device.type))]
     parts += [
-        f"{t.dtype}{tuple(t.shape)}{t.stride() if t.layout is torch.strided else t.layout}{t.requires_grad}{t.device}"
+        f"{t.dtype}{tuple(t.shape)}{t.stride() if t.layout is torch.strided else t.layout}{t.requires_grad}"
+        + _where(t.device, device)
         for t in tensors
     ]
     parts += [type(t).__name__ for t in tensors if not is_plain(t)]
     parts += ["transformed"] * transforming()
-    parts.append(_plain(args) + _plain(kwargs))
+    parts.append(_plain(args, device) + _plain(kwargs, device))
     return name + "#" + hashlib.blake2b("|".join(parts).encode(), digest_size=6).hexdigest()
 
 
-def _plain(value: Any) -> str:
-    """The arguments that are no tensors, as text."""
+def _where(device: torch.device, main: torch.device) -> str:
+    return "" if device == main else str(device)
+
+
+def _plain(value: Any, main: torch.device) -> str:
+    """The arguments that are no tensors, as text; `main` is the model's device."""
     if isinstance(value, torch.Tensor):
         return "T"
     if isinstance(value, (tuple, list)):
-        return "(" + ",".join(_plain(v) for v in value) + ")"
+        return "(" + ",".join(_plain(v, main) for v in value) + ")"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{_plain(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, (int, float, bool, str, slice, torch.dtype, torch.device, type(None), type(...))):
+        return "{" + ",".join(f"{k}:{_plain(v, main)}" for k, v in value.items()) + "}"
+    if isinstance(value, torch.device):
+        return f"device({_where(value, main)})"
+    if isinstance(value, (int, float, bool, str, slice, torch.dtype, type(None), type(...))):
         return repr(value)
     return type(value).__name__
 

@@ -73,13 +73,76 @@ def measure_profile(
         CaptureError: the forward fails, or nothing requires a gradient.
         UnsupportedModelError: the model cannot be copied.
     """
-    kwargs = kwargs or {}
-    device = device_of(model, (args, kwargs))
+    return measure_twice(model, args, kwargs or {}, loss_fn=loss_fn, optimizer=optimizer, progress=progress)[1]
+
+
+def measure_twice(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    loss_fn: Loss | None = None,
+    optimizer: Any = None,
+    progress: Progress = lambda stage: None,
+) -> tuple[Profile, Profile]:
+    """The profile of forward alone, as `record_forward` gives it, and the whole one; see `measure_profile`."""
+
+    def once() -> tuple[Profile, Profile]:
+        draft, sequences = record_forward(model, args, kwargs, loss_fn=loss_fn, progress=progress)
+        return draft, complete_profile(
+            draft, sequences, model, args, kwargs, loss_fn=loss_fn, optimizer=optimizer, progress=progress
+        )
+
     try:
-        profile = _forward_and_backward(model, args, kwargs, loss_fn, device, progress)
+        return once()
     except _AnotherPath:  # the first run may have filled a cache that outlives it, a table of positions say
-        profile = _forward_and_backward(model, args, kwargs, loss_fn, device, progress)
+        return once()
+
+
+def record_forward(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    loss_fn: Loss | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> tuple[Profile, list[int]]:
+    """The first half of `measure_profile`: what forward does, without any backward step.
+
+    Returns:
+        A profile without steps, and for each operation autograd's sequence number, which `complete_profile` wants.
+
+    Raises:
+        CaptureError: the forward fails, or nothing requires a gradient.
+        UnsupportedModelError: the model cannot be copied.
+    """
+    device = device_of(model, (args, kwargs))
     with untouched(), torch.enable_grad():
+        progress("recording the forward pass")
+        return _record(model, args, kwargs, loss_fn, make_meter(device), device)
+
+
+def complete_profile(
+    draft: Profile,
+    sequences: list[int],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    loss_fn: Loss | None = None,
+    optimizer: Any = None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Profile:
+    """The second half of `measure_profile`: adds the backward pass and the optimizer to what `record_forward` gave.
+
+    Raises:
+        CaptureError: the model took another path than when it was recorded.
+    """
+    device = device_of(model, (args, kwargs))
+    dropped = segments_by_bytes(draft)
+    with untouched(), torch.enable_grad():
+        progress("measuring the backward pass")
+        profile = _measure_backward(model, args, kwargs, loss_fn, draft, dropped, sequences, device)
         profile = _without_measuring(profile, device)
     if optimizer is not None:
         progress("sizing the optimizer")
@@ -116,23 +179,6 @@ def _without_measuring(profile: Profile, device: torch.device) -> Profile:
         follow_op_seconds=follow,
         replay_op_seconds=again,
     )
-
-
-def _forward_and_backward(
-    model: nn.Module,
-    args: Any,
-    kwargs: Any,
-    loss_fn: Loss | None,
-    device: torch.device,
-    progress: Callable[[str], None],
-) -> Profile:
-    with untouched(), torch.enable_grad():
-        progress("recording the forward pass")
-        draft, sequences = _record(model, args, kwargs, loss_fn, make_meter(device), device)
-    dropped = segments_by_bytes(draft)
-    with untouched(), torch.enable_grad():
-        progress("measuring the backward pass")
-        return _measure_backward(model, args, kwargs, loss_fn, draft, dropped, sequences, device)
 
 
 class _AnotherPath(CaptureError):

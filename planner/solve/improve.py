@@ -6,6 +6,8 @@ storage is kept after all where the plan still fits, or kept in exchange for ano
 
 from __future__ import annotations
 
+import math
+
 from ..problem import Judged, Problem
 
 WORK = 60_000  # operations simulated by one search, all moves together: bounds its time without looking at a clock
@@ -66,7 +68,7 @@ class _Search:
 
     def keep_more(self) -> None:
         """Keeps whole groups, then single storages, dearest first, wherever the plan still fits."""
-        groups = sorted(self.best.groups, key=lambda g: (-sum(self.problem.cost[self._birth(s)] for s in g), g))
+        groups = sorted(self.best.groups, key=lambda g: (-math.fsum(self.problem.cost[self._birth(s)] for s in g), g))
         for group in groups:
             if self.left > 0 and set(group) <= set(self.best.dropped):
                 self._accept(set(self.best.dropped) - set(group))

@@ -16,6 +16,7 @@ Bytes are scaled to shares of the budget and seconds to shares of forward, which
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from ortools.linear_solver import pywraplp
@@ -55,7 +56,7 @@ class Relaxation:
             # Counted work ends the search, not the clock, so that every machine finds the same plan.
             self.solver.SetSolverSpecificParametersAsString(f"limits/nodes = {NODES}\nlimits/gap = {GAP}")
         self.byte_unit = float(max(1, problem.budget_bytes))
-        self.second_unit = max(1e-12, sum(problem.cost))
+        self.second_unit = max(1e-12, math.fsum(problem.cost))
         self.dropped = {s: self.solver.Var(0.0, 1.0, integral, "") for s in may_drop}
         self.again: dict[int, pywraplp.Variable] = {}
         # What each stage adds to the running sum of kept bytes: (variable or None for a constant, bytes).

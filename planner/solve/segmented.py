@@ -12,6 +12,7 @@ moves memory by a few storages only.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 
 from ortools.linear_solver import pywraplp
@@ -163,7 +164,7 @@ class SegmentedModel:
         before = None
         for j in range(self.count):
             born = model.solver.NumVar(0.0, infinity, "")
-            constant = sum(self._share(s) for s in here[j])
+            constant = math.fsum(self._share(s) for s in here[j])
             terms = [(model.dropped[s], self._share(s)) for s in here[j] if s in model.dropped]
             terms += [(before, -1.0)] if before is not None else []
             model.row(constant, constant, (born, 1.0), *terms)
