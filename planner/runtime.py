@@ -19,6 +19,7 @@ from .profiling.measure import device_of, measure_profile, resident
 from .profiling.meter import free_bytes
 from .profiling.rehearse import rehearse
 from .profiling.signature import input_signature
+from .profiling.watch import Watch
 from .replay.directions import Directions, direct
 from .replay.follow import Follower
 from .solve import Solution, SolveStatus, minimum
@@ -68,6 +69,7 @@ class Runtime:
         self.progress = progress or (lambda stage: None)
         self.cache: OrderedDict[Key, Planned] = OrderedDict()
         self.first: Planned | None = None
+        self.watches: list[Watch] = []  # steps that are being watched; each belongs to a monitor
         self._replans: dict[Key, int] = {}
         parse_budget(budget)
 
@@ -177,9 +179,13 @@ class Runtime:
             planned = self._plan_within(model, args, kwargs, key)
         else:
             self.cache.move_to_end(key)
+        for watch in self.watches:
+            watch.called(planned.decision, (args, kwargs))
         if planned.directions is None:
             return plainly(*args, **kwargs)
         follower = Follower(planned.directions)
+        if self.watches:
+            follower.observer = self._observer()
         _ACTIVE.busy = True
         try:
             with follower:
@@ -189,6 +195,15 @@ class Runtime:
             follower.finish()
         self._look_back(follower, planned, key)
         return result
+
+    def _observer(self) -> Callable[[Any, bool], None]:
+        watches = tuple(self.watches)
+
+        def observe(group: Any, begins: bool) -> None:
+            for watch in watches:
+                watch.replaying(group, begins)
+
+        return observe
 
     def _plan_within(self, model: nn.Module, args: Any, kwargs: Any, key: Key) -> Planned:
         _ACTIVE.busy = True
@@ -234,7 +249,7 @@ class Runtime:
             self.cache.pop(key, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k != "progress"}
+        state = {k: v for k, v in self.__dict__.items() if k not in ("progress", "watches")}
         if isinstance(self.optimizer, torch.optim.Optimizer):  # belongs to the original's parameters
             state["optimizer"] = type(self.optimizer)
         return state
@@ -242,6 +257,7 @@ class Runtime:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.progress = lambda stage: None
+        self.watches = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
         made = Runtime.__new__(Runtime)

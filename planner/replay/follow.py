@@ -30,6 +30,7 @@ class Follower(TorchFunctionMode):
     Attributes:
         position: how many operations have passed.
         diverged: the first operation that differed from the plan, as (position, expected, found), or None.
+        observer: told before and after each replay, if set before forward.
     """
 
     def __init__(self, directions: Directions) -> None:
@@ -47,6 +48,7 @@ class Follower(TorchFunctionMode):
         self._watched = False
         self.position = 0
         self.diverged: tuple[int, str, str] | None = None
+        self.observer: Callable[[Group, bool], None] | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -109,7 +111,7 @@ class Follower(TorchFunctionMode):
     def _group(self, number: int) -> Group:
         group = self._groups[number]
         if group is None:
-            group = self._groups[number] = Group()
+            group = self._groups[number] = Group(self.observer)
         return group
 
     def _bind(self, noting: Noting, result: Any) -> None:
