@@ -62,6 +62,7 @@ class Row(NamedTuple):
     hand_time: float
     monitored_time: float
     planning: float
+    own_budget: bool  # the budget was chosen for this case, and not for another one that it shares it with
 
     HEAD = (
         "| case | budget | plain peak | planned, predicted | planned, measured | activations saved, predicted "
@@ -138,12 +139,14 @@ def run(case: str, tutorial: dict[str, Any], repeats: int) -> Row:
         hand_time=ratio(seconds, "hand", "plain") - 1,
         monitored_time=ratio(seconds, "monitored", "planned") - 1,
         planning=planning,
+        own_budget=not kind,
     )
 
 
 def section(rows: list[Row], tutorial: dict[str, Any], command: str) -> str:
     """The table, with how it was made."""
-    beaten = sum(row.beats for row in rows)
+    judged = [row for row in rows if row.own_budget]
+    beaten, planning = sum(row.beats for row in judged), sorted(row.planning for row in rows)
     watched = statistics.median(row.monitored_time for row in rows)
     return "\n".join(
         [
@@ -157,9 +160,10 @@ def section(rows: list[Row], tutorial: dict[str, Any], command: str) -> str:
             f"| rule of thumb | | | | | | over {RULE_SAVED:.0%} | | about {RULE_TIME:+.0%} | | |",
             *map(str, rows),
             "",
-            f"{beaten} of {len(rows)} cases beat the rule: more saved for less time, within the budget. Planning took "
-            f"{min(r.planning for r in rows):.0f} to {max(r.planning for r in rows):.0f} s. A step whose peak a "
-            f"monitor measures on the CPU took {watched:+.0%} (median of the cases).",
+            f"{beaten} of {len(judged)} models beat the rule under the budget chosen for them: more saved for less "
+            "time, and the budget kept. The other cases are under the same budget, which leaves half precision more "
+            f"room and twice the batch less. Planning took {planning[0]:.0f} to {planning[-1]:.0f} s. A step whose "
+            f"peak a monitor measures on the CPU took {watched:+.0%} (median of the cases).",
             END,
         ]
     )
@@ -197,7 +201,7 @@ def main() -> int:
     print(text.splitlines()[-2])
     if options.write:
         write(text)
-    return 0 if all(row.beats for row in rows) else 1
+    return 0 if all(row.beats or (not row.own_budget and row.measured <= row.budget) for row in rows) else 1
 
 
 if __name__ == "__main__":

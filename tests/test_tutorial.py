@@ -64,6 +64,7 @@ def row(**changes: Any) -> Row:
         "hand_time": 0.3,
         "monitored_time": 1.0,
         "planning": 3.0,
+        "own_budget": True,
     }
     return Row(**{**values, **changes})
 
@@ -87,6 +88,6 @@ def test_the_figures_replace_the_ones_before(tmp_path: Path, monkeypatch: pytest
     assert "case 1" not in text
     assert "| case 2 | 0.0 MB |" in text
     assert "| 64.0% | 65.0% | +20.0% | +20.0% | 50.0% | +30.0% |" in text
-    assert "1 of 1 cases beat the rule" in text
+    assert "1 of 1 models beat the rule" in text
     assert text.count(benchmark.BEGIN) == text.count(benchmark.END) == 1
     assert blocks(text) == blocks(benchmark.TUTORIAL.read_text())
