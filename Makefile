@@ -1,16 +1,22 @@
 # One command on a fresh clone: `make report` shows a plan, `make test` runs every check.
-# PYTHON picks the interpreter (3.10 or newer), VENV the folder of the environment.
+# PYTHON picks the interpreter (3.10 or newer), VENV the folder of the environment, TORCH another release of torch.
 
 PYTHON ?= python3
 VENV ?= .venv
-TORCH ?= torch==2.13.0
+TORCH ?=
 MODEL ?= examples/gpt2/model.py
 BUDGET ?= 75%
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: report test lint bench clean
+# The container's user has your number, so that what it writes is yours; root's is none for a user.
+USER_ID := $(filter-out 0,$(shell id -u))
+USER_ID := $(or $(USER_ID),1000)
+PORT ?= 8888
+GPUS ?= $(if $(shell command -v nvidia-smi),--gpus all)
+
+.PHONY: report test lint bench dev-start clean
 
 report: $(READY)  ## plan an example model on this machine
 	$(BIN)/ckpt-plan report $(MODEL) --budget $(BUDGET) --device cpu --measure --verify
@@ -24,12 +30,14 @@ lint: $(READY)  ## ruff and mypy alone
 bench: $(READY)  ## the figures of benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.budget
 
-# Torch first and by itself, so that its version is the one that is tested and not the newest that fits.
-$(READY): pyproject.toml
+dev-start:  ## JupyterLab in a container with this folder in it, on http://localhost:PORT
+	docker build --target dev --build-arg USER_ID=$(USER_ID) --tag ckpt-planner-dev .
+	docker run --rm -it $(GPUS) -p 127.0.0.1:$(PORT):8888 -v "$(CURDIR)":/opt/ckpt-planner ckpt-planner-dev
+
+$(READY): pyproject.toml scripts/install.sh scripts/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet -e '.[test]'
+	PYTHON=$(BIN)/python TORCH="$(TORCH)" EXTRAS=test EDITABLE=1 scripts/install.sh
 	touch $@
 
 clean:

@@ -19,10 +19,17 @@ from .errors import (
 from .profile import Profile
 
 if TYPE_CHECKING:
+    from .monitor import Monitor, StepRecord
     from .optimize import optimize
     from .plan import Measurement, Plan
 
-_LAZY = {"optimize": "optimize", "Plan": "plan", "Measurement": "plan"}
+_LAZY = {
+    "optimize": "optimize",
+    "Plan": "plan",
+    "Measurement": "plan",
+    "Monitor": "monitor",
+    "StepRecord": "monitor",
+}
 
 __version__ = "0.1.0"
 
@@ -44,9 +51,11 @@ __all__ = [
     "CkptPlannerError",
     "InfeasibleBudgetError",
     "Measurement",
+    "Monitor",
     "Plan",
     "PlanMismatchError",
     "Profile",
+    "StepRecord",
     "UnsupportedModelError",
     "VerificationError",
     "optimize",

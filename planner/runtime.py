@@ -19,6 +19,7 @@ from .profiling.measure import device_of, measure_profile, resident
 from .profiling.meter import free_bytes
 from .profiling.rehearse import rehearse
 from .profiling.signature import input_signature
+from .profiling.watch import Watch
 from .ranks import Ranks, collectives, ranks_of
 from .replay.directions import Directions, direct
 from .replay.follow import Follower
@@ -86,6 +87,7 @@ class Runtime:
         self.first: Planned | None = None
         self.left: dict[Key, Planned] = {}
         self.calls, self.collectives = 0, True
+        self.watches: list[Watch] = []  # steps that are being watched; each belongs to a monitor
         self._replans: dict[Key, int] = {}
         self._group = process_group
         self._ranks: Ranks | None = None
@@ -223,9 +225,13 @@ class Runtime:
             planned = self._plan_within(model, args, kwargs, key)
         else:
             self.cache.move_to_end(key)
+        for watch in self.watches:
+            watch.called(planned.decision, (args, kwargs))
         if planned.directions is None:
             return plainly(*args, **kwargs)
         follower = Follower(planned.directions)
+        if self.watches:
+            follower.observer = self._observer()
         _ACTIVE.busy = True
         try:
             with follower:
@@ -235,6 +241,15 @@ class Runtime:
             follower.finish()
         self._look_back(follower, planned, key)
         return result
+
+    def _observer(self) -> Callable[[Any, bool], None]:
+        watches = tuple(self.watches)
+
+        def observe(group: Any, begins: bool) -> None:
+            for watch in watches:
+                watch.replaying(group, begins)
+
+        return observe
 
     def _plan_within(self, model: nn.Module, args: Any, kwargs: Any, key: Key) -> Planned:
         _ACTIVE.busy = True
@@ -282,14 +297,14 @@ class Runtime:
         return self._replans.get(key, 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k not in ("progress", "_ranks", "_group")}
+        state = {k: v for k, v in self.__dict__.items() if k not in ("progress", "watches", "_ranks", "_group")}
         if isinstance(self.optimizer, torch.optim.Optimizer):  # belongs to the original's parameters
             state["optimizer"] = type(self.optimizer)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.progress, self._ranks, self._group = (lambda stage: None), None, None
+        self.progress, self.watches, self._ranks, self._group = (lambda stage: None), [], None, None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
         made = Runtime.__new__(Runtime)

@@ -11,8 +11,9 @@ import gc
 import os
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 # The profiler's library writes a line at each start and stop otherwise.
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 
-_MARK = "ckpt_planner::mark"
+MARK = "ckpt_planner::mark"
 
 
 class Meter(ABC):
@@ -67,7 +68,7 @@ class CpuMeter(Meter):
     def __enter__(self) -> Self:
         gc.collect()  # what an earlier run left behind must not be freed, and counted, within this one
         earlier = torch.empty(1)
-        with _quiet():
+        with quiet():
             self._profiler.__enter__()
             # Of blocks from before that go within, torch reports the first and each thousandth on stderr. Let the first
             # be this one.
@@ -76,7 +77,7 @@ class CpuMeter(Meter):
 
     def mark(self) -> int:
         before = time.perf_counter_ns()
-        with torch.autograd.profiler.record_function(_MARK):
+        with torch.autograd.profiler.record_function(MARK):
             pass
         self._times.append((before, time.perf_counter_ns()))
         return len(self._times) - 1
@@ -84,7 +85,7 @@ class CpuMeter(Meter):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with _quiet():
+        with quiet():
             self._profiler.__exit__(kind, error, trace)
         if error is None:
             self._read()
@@ -96,7 +97,7 @@ class CpuMeter(Meter):
             name = event.name()
             if name == "[memory]":
                 events.append((event.start_ns(), event.nbytes()))
-            elif name == _MARK:
+            elif name == MARK:
                 events.append((event.start_ns(), None))
         events.sort(key=lambda e: e[0])
         live = peak = 0
@@ -164,7 +165,7 @@ class CudaMeter(Meter):
         return float(self._events[first].elapsed_time(self._events[last])) * 1e-3
 
 
-class _quiet:
+class quiet:
     """Drops what the profiler's library writes to the process's own stderr while it starts and stops."""
 
     def __enter__(self) -> None:
@@ -181,8 +182,28 @@ class _quiet:
             os.close(self._saved)
 
 
+class _GivesWay(Protocol):
+    def interrupt(self) -> None: ...
+
+
+_GIVING_WAY: list[_GivesWay] = []
+
+
+def give_way_to_meters(what: _GivesWay) -> None:
+    """Have `what` interrupted before a meter is made: the profiler and the allocator's counters serve one at a time."""
+    _GIVING_WAY.append(what)
+
+
+def no_longer_gives_way(what: _GivesWay) -> None:
+    """Undo `give_way_to_meters`."""
+    with suppress(ValueError):
+        _GIVING_WAY.remove(what)
+
+
 def make_meter(device: torch.device) -> Meter:
     """The meter for a device."""
+    for what in _GIVING_WAY:
+        what.interrupt()
     return CudaMeter(device) if device.type == "cuda" else CpuMeter()
 
 

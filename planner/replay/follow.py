@@ -36,6 +36,7 @@ class Follower(TorchFunctionMode):
         position: how many operations have passed.
         diverged: the first operation that differed from the plan, as (position, expected, found), or None.
         lost: whether the plan was not met again since.
+        observer: told before and after each replay, if set before forward.
 
     Args:
         directions: what to do.
@@ -59,6 +60,7 @@ class Follower(TorchFunctionMode):
         self.diverged: tuple[int, str, str] | None = None
         self.lost = False
         self._recent: tuple[str, ...] = ()
+        self.observer: Callable[[Group, bool], None] | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -145,7 +147,7 @@ class Follower(TorchFunctionMode):
     def _group(self, number: int) -> Group:
         group = self._groups[number]
         if group is None:
-            group = self._groups[number] = Group()
+            group = self._groups[number] = Group(self.observer)
         return group
 
     def _bind(self, noting: Noting, result: Any) -> None:

@@ -117,7 +117,7 @@ class Group:
         self.expected: dict[tuple[int, int, int], int] = {}
         self.last_use: dict[tuple[int, int], int] = {}
         self.ready: dict[tuple[int, int, int], list[Any]] = {}
-        self.observer = observer  # told before and after a replay, by the profiler
+        self.observer = observer  # told before and after a replay
 
     def fetch(self, handle: Handle) -> torch.Tensor:
         """The tensor that `handle` stands for; replays the group if it is not there."""
