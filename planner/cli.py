@@ -20,6 +20,7 @@ import click
 from . import report as reports
 from . import userfile
 from .budget import parse_budget
+from .cli_sweep import sweep
 from .errors import BudgetError, CkptPlannerError, VerificationError
 from .progress import stage_reporter
 
@@ -183,7 +184,12 @@ def _write(described: reports.Report, form: str, output: Path) -> None:
         terminal = to_stdout and sys.stdout.isatty()
         width = shutil.get_terminal_size((PIPED_WIDTH, 24)).columns if terminal else PIPED_WIDTH
         content = reports.text(described, width, terminal and not os.environ.get("NO_COLOR")) + "\n"
-    if to_stdout:
+    _put(content, output)
+
+
+def _put(content: str, output: Path) -> None:
+    """Writes to the file, and says so on stderr; or to stdout, if it is "-"."""
+    if str(output) == "-":
         click.echo(content, nl=False)
         return
     try:
@@ -203,6 +209,8 @@ def _busy(doing: str) -> Iterator[None]:
     finally:
         say("")
 
+
+main.add_command(sweep)
 
 if __name__ == "__main__":
     main()

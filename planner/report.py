@@ -12,6 +12,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from .plan import Measurement, Plan
+    from .profile import Profile
 
 MEMORY_PARTS = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
 PAYS_ABOVE_SAVED = 0.5
@@ -114,9 +115,8 @@ def describe(plan: Plan, measurement: Measurement | None = None, verified: bool 
             baseline_peak_bytes=measurement.baseline_peak_bytes,
             baseline_step_seconds=measurement.baseline_step_seconds,
         )
-    p = plan.profile
     return Report(
-        profile=Subject(p.model, p.device, p.torch_version, p.optimizer, p.loss, len(p.ops), p.resident_bytes),
+        profile=subject(plan.profile),
         strategy=plan.strategy,
         status=str(plan.status.value),
         peak_bytes=plan.peak_bytes,
@@ -138,6 +138,11 @@ def describe(plan: Plan, measurement: Measurement | None = None, verified: bool 
         measurement=measured,
         verified=verified,
     )
+
+
+def subject(p: Profile) -> Subject:
+    """What a profile was measured of."""
+    return Subject(p.model, p.device, p.torch_version, p.optimizer, p.loss, len(p.ops), p.resident_bytes)
 
 
 def _verdict(plan: Plan, measured: Measured | None) -> Verdict:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from . import labels
 from .budget import format_bytes
-from .report import MEMORY_PARTS, Report, Segment
+from .report import MEMORY_PARTS, Report, Segment, Subject
 
 MOST_ROWS = 20  # of the table of segments: nobody reads a longer one, and the JSON has them all
 NARROWEST = 72  # what the tables need
@@ -35,7 +35,7 @@ def render(report: Report, width: int = 100, color: bool = False) -> str:
         lines.extend(_paint(line, "1", color) for line in _wrap(title, width))
         lines.extend(piece for line in body for piece in _wrap(line, width))
 
-    add(_title(report), _costs(report))
+    add(title(report.profile), _costs(report))
     add("Memory at the peak", _memory(report))
     if report.segments:
         count = len(report.segments)
@@ -49,8 +49,8 @@ def render(report: Report, width: int = 100, color: bool = False) -> str:
     return "\n".join([*lines, "", *verdict])
 
 
-def _title(report: Report) -> str:
-    p = report.profile
+def title(p: Subject) -> str:
+    """Model, device, version of torch and optimizer in a line."""
     parts = [p.model, f"on {p.device}", f"torch {p.torch_version}"]
     parts += [f"optimizer {p.optimizer}"] if p.optimizer else []
     return ", ".join(part for part in parts if part)
@@ -68,7 +68,7 @@ def _costs(report: Report) -> list[str]:
             f"{report.overhead:+.1%}",
         ),
     ]
-    lines = _table(rows)
+    lines = table(rows)
     if report.budget_bytes is None:
         lines.append(f"Strategy {report.strategy}, no budget.")
     else:
@@ -94,7 +94,7 @@ def _memory(report: Report) -> list[str]:
         if before or after:
             rows.append(_compared(part, before, after))
     rows.append(_compared("total", sum(report.baseline_memory.values()), sum(report.memory.values())))
-    return _table(rows)
+    return table(rows)
 
 
 def _segments(segments: Sequence[Segment], width: int) -> list[str]:
@@ -105,7 +105,7 @@ def _segments(segments: Sequence[Segment], width: int) -> list[str]:
         sizes = format_bytes(sum_.bytes_freed), format_bytes(sum_.bytes_kept), seconds(sum_.recompute_seconds)
         rows.append((label, str(count), str(sum_.nodes), *sizes))
     rest = [row for row in merged if row not in shown]
-    lines = _table(rows, width)
+    lines = table(rows, width)
     if rest:
         freed = format_bytes(sum(row[1].bytes_freed for row in rest))
         lines.append(f"  and {sum(row[2] for row in rest)} smaller segments that free {freed}")
@@ -148,7 +148,7 @@ def _checked(report: Report) -> list[str]:
         rows.append(_predicted("plain peak", m.baseline_peak_bytes, report.baseline_peak_bytes, format_bytes))
         rows.append(_predicted("planned time", m.step_seconds, report.step_seconds, seconds))
         rows.append(_predicted("plain time", m.baseline_step_seconds, report.baseline_step_seconds, seconds))
-        lines += _table(rows)
+        lines += table(rows)
         if report.budget_bytes is not None:
             kept = "keeps" if m.peak_bytes <= report.budget_bytes else "BREAKS"
             lines.append(f"The measured peak {kept} the budget of {format_bytes(report.budget_bytes)}.")
@@ -175,7 +175,7 @@ def _predicted(name: str, real: N | None, expected: N, show: Callable[[N], str])
     return name, "not run" if real is None else show(real), show(expected), change
 
 
-def _table(rows: Sequence[Sequence[str]], width: int = NARROWEST) -> list[str]:
+def table(rows: Sequence[Sequence[str]], width: int = NARROWEST) -> list[str]:
     """Rows as lines, the first column to the left, the others to the right; a first cell too long has its own line."""
     columns = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = width - sum(columns[1:]) - 2 * len(columns)

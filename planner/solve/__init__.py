@@ -76,27 +76,34 @@ def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.
         raise ValueError(f"strategy {strategy!r} is unknown; choose one of {', '.join(STRATEGIES)}")
     plain = problem.judge(())
     if strategy == "none":
-        return _solution(problem, plain)
+        return rate(problem, plain)
     if strategy == "sqrt":
-        return _solution(problem, solve_sqrt(problem))
+        return rate(problem, solve_sqrt(problem))
     if strategy == "all":
-        return _solution(problem, solve_all(problem))
+        return rate(problem, solve_all(problem))
     if plain.peak_bytes <= problem.budget_bytes:
-        return _solution(problem, plain)
+        return rate(problem, plain)
     end = time.monotonic() + time_limit
-    smallest = solve_minimum(problem)
+    smallest = minimum_of(problem)
     if smallest.peak_bytes > problem.budget_bytes:
-        return _solution(problem, smallest)
+        return rate(problem, smallest)
     others = [smallest, solve_all(problem), *sqrt_candidates(problem)]
     best = solve_budget(problem, others, lambda: time.monotonic() > end)
-    return _solution(problem, best or smallest)
+    return rate(problem, best or smallest)
 
 
 def minimum(profile: Profile) -> Solution:
     """The decision with the smallest peak that this planner finds; budgets from its peak on can be kept."""
     problem = make_problem(profile, 0)
-    smallest = solve_minimum(problem)
-    return _solution(problem.with_budget(smallest.peak_bytes), smallest)
+    smallest = minimum_of(problem)
+    return rate(problem.with_budget(smallest.peak_bytes), smallest)
+
+
+def minimum_of(problem: Problem) -> Judged:
+    """The decision with the smallest peak, whatever the problem's budget; found once for all budgets of a problem."""
+    if problem.smallest is None:
+        problem.smallest = solve_minimum(problem)
+    return problem.smallest
 
 
 def segments_by_bytes(profile: Profile, count: int | None = None) -> tuple[int, ...]:
@@ -107,7 +114,8 @@ def segments_by_bytes(profile: Profile, count: int | None = None) -> tuple[int, 
     return _segments_by_bytes(make_problem(profile, 0), count)
 
 
-def _solution(problem: Problem, judged: Judged) -> Solution:
+def rate(problem: Problem, judged: Judged) -> Solution:
+    """A decision with its status, its lower bound and its gap under the problem's budget."""
     if judged.peak_bytes > problem.budget_bytes:
         return Solution(judged.dropped, SolveStatus.INFEASIBLE, judged.seconds, judged.peak_bytes)
     if not judged.seconds:
@@ -126,6 +134,8 @@ __all__ = [
     "Strategy",
     "make_problem",
     "minimum",
+    "minimum_of",
+    "rate",
     "segments_by_bytes",
     "solve",
 ]
