@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -56,6 +57,7 @@ class Problem:
             slot is never read, so that it stays until backward has ended.
         cost: seconds of running an operation again, the replay's own overhead included.
         smallest: the decision with the smallest peak, once it has been looked for.
+        tables: what the solvers have prepared from the profile, for all budgets alike.
     """
 
     def __init__(self, profile: Profile, budget_bytes: int) -> None:
@@ -79,6 +81,7 @@ class Problem:
         self.readers = tuple(tuple(x) for x in readers)
         self.last_step = tuple(last_step)
         self.smallest: Judged | None = None
+        self.tables: Any = None
         self._judged: dict[tuple[int, ...], Judged] = {}
 
     @cached_property

@@ -16,7 +16,7 @@ from ..profile import Profile
 from .blocks import solve_all
 from .bound import lower_bound_seconds
 from .budget import solve_budget
-from .minimum import solve_minimum
+from .minimum import solve_minimum, surely_kept
 from .segments import segments_by_bytes as _segments_by_bytes
 from .sqrt import solve_sqrt, sqrt_candidates
 
@@ -84,12 +84,13 @@ def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.
     if plain.peak_bytes <= problem.budget_bytes:
         return rate(problem, plain)
     end = time.monotonic() + time_limit
-    smallest = minimum_of(problem)
-    if smallest.peak_bytes > problem.budget_bytes:
-        return rate(problem, smallest)
-    others = [smallest, solve_all(problem), *sqrt_candidates(problem)]
+    others = [solve_all(problem), *sqrt_candidates(problem)]
+    if not surely_kept(problem):
+        others.append(minimum_of(problem))
+        if others[-1].peak_bytes > problem.budget_bytes:
+            return rate(problem, others[-1])
     best = solve_budget(problem, others, lambda: time.monotonic() > end)
-    return rate(problem, best or smallest)
+    return rate(problem, best or minimum_of(problem))
 
 
 def minimum(profile: Profile) -> Solution:

@@ -41,12 +41,17 @@ def saved_before(problem: Problem) -> list[int]:
 
 def inside_segments(problem: Problem, cuts: Cuts) -> tuple[int, ...]:
     """The decision that drops whatever is made and needed within one segment, and keeps what crosses a cut."""
+    return problem.repaired(within_segments(problem, cuts))
+
+
+def within_segments(problem: Problem, cuts: Cuts) -> list[int]:
+    """The storages that are made and needed within one segment."""
     wish = []
     for s in problem.candidates:
         first, last = needed_span(problem, s)
         if bisect_right(cuts, first) == bisect_right(cuts, last):
             wish.append(s)
-    return problem.repaired(wish)
+    return wish
 
 
 def balanced_cuts(problem: Problem, count: int, allowed: Cuts | None = None) -> Cuts:

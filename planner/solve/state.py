@@ -1,0 +1,364 @@
+"""A decision that can be changed a little at a time, with its cost and the bytes live at every moment kept up to date.
+
+Local search tries thousands of small changes. Simulating the whole step for each would take most of the time, so a
+`State` works out again only what a change touches: the groups of operations that are replayed together and next to the
+changed storages. It follows the rules of `ckpt_planner.simulate`, in code of its own; what it finds is judged by the
+simulation in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..problem import Problem
+from .tables import Tables, tables_of
+
+NEVER = -(1 << 60)  # in place of the bytes of a replay where a step starts none
+
+
+class Replayed(NamedTuple):
+    """One group of operations that run again together.
+
+    Attributes:
+        ops: the operations, in order.
+        saved: dropped storages with slots that it fills.
+        sources: storages that it reads from outside.
+        trigger: the step that starts it; -1 if none does.
+        end: the last step that needs it.
+        seconds: what it costs; nothing where no step starts it.
+        spans: (bytes, last step) of each storage that waits after the replay.
+        own: their bytes in all.
+        peak, left: bytes above what was live before, at most and afterwards.
+        extra: bytes noted in forward for its random operations and snapshots: (operation, bytes).
+    """
+
+    ops: tuple[int, ...]
+    saved: tuple[int, ...]
+    sources: tuple[int, ...]
+    trigger: int
+    end: int
+    seconds: float
+    spans: tuple[tuple[int, int], ...]
+    own: int
+    peak: int
+    left: int
+    extra: tuple[tuple[int, int], ...]
+
+
+class Undo(NamedTuple):
+    """What `State.undo` needs to take a change back."""
+
+    dropped: frozenset[int]
+    kept: frozenset[int]
+    removed: tuple[tuple[int, Replayed], ...]
+    added: tuple[int, ...]
+
+
+class State:
+    """A decision under way. It starts with nothing dropped.
+
+    Attributes:
+        dropped: storages that are not kept; some of them may be without effect.
+        groups: what runs again, by number.
+        seconds: time of everything that runs again.
+    """
+
+    def __init__(self, problem: Problem, dropped: Iterable[int] = ()) -> None:
+        self.problem, self.t = problem, tables_of(problem)
+        self.dropped: set[int] = set()
+        self.groups: dict[int, Replayed] = {}
+        self.seconds = 0.0
+        self._next = 0
+        self._group_of: dict[int, int] = {}
+        self._reading: dict[int, list[int]] = {}  # for each storage, the ends of the groups that read it from outside
+        self._started: dict[int, list[int]] = {}  # for each step, the groups that it starts
+        t = self.t
+        self._forward = np.zeros(t.n + 2, dtype=np.int64)  # differences of live bytes
+        self._backward = np.zeros(t.m + 1, dtype=np.int64)
+        self._replay = np.full(t.m, NEVER, dtype=np.int64)
+        self._until = [t.m if t.death[s] > t.n else t.last_step[s] for s in range(len(t.size))]
+        for s in range(len(t.size)):
+            if t.made[s]:
+                self._forward[t.birth[s] + 1] += t.size[s]
+                self._place(s, self._until[s], 1)
+        if dropped:
+            self.change(dropped, ())
+
+    # -- what it costs ----------------------------------------------------------------------------------------------
+
+    def forward(self) -> NDArray[np.int64]:
+        """Most bytes live during each operation."""
+        t = self.t
+        found: NDArray[np.int64] = np.cumsum(self._forward[: t.n])
+        found += t.forward_base
+        return found
+
+    def backward(self) -> NDArray[np.int64]:
+        """Most bytes live during each backward step."""
+        t = self.t
+        kept: NDArray[np.int64] = np.cumsum(self._backward[: t.m])
+        found: NDArray[np.int64] = kept + np.maximum(t.step_peak, t.step_live + self._replay)
+        found += t.resident
+        return found
+
+    def peak_bytes(self) -> int:
+        """Most bytes live at any moment of the step."""
+        t = self.t
+        return max(int(self.forward().max(initial=0)), int(self.backward().max(initial=0)), t.optimizer)
+
+    def excess(self, budget_bytes: int) -> int:
+        """Bytes over the budget, summed over every operation and every step."""
+        over = np.maximum(self.forward() - budget_bytes, 0).sum() + np.maximum(self.backward() - budget_bytes, 0).sum()
+        return int(over) + max(0, self.t.optimizer - budget_bytes)
+
+    def again(self, i: int) -> bool:
+        """Whether an operation runs again."""
+        return i in self._group_of
+
+    def started(self, step: int) -> list[int]:
+        """The groups that a step starts."""
+        return self._started.get(step, [])
+
+    # -- changing it ------------------------------------------------------------------------------------------------
+
+    def move_to(self, dropped: Iterable[int]) -> Undo:
+        """Changes to another decision, completed to one that can be carried out."""
+        wish = {s for s in dropped if self.t.droppable[s]}
+        return self.change(wish - self.dropped, self.dropped - wish)
+
+    def change(self, drop: Iterable[int], keep: Iterable[int]) -> Undo:
+        """Drops some storages and keeps others, with whatever has to follow; those that must stay dropped do."""
+        t, dropped = self.t, self.dropped
+        drop = {s for s in drop if t.droppable[s] and s not in dropped}
+        keep = {s for s in keep if s in dropped}
+        dropped |= drop
+        dropped -= keep
+        region: set[int] = set()  # groups that are worked out again
+        stack: list[int] = []
+
+        def join(i: int) -> None:
+            g = self._group_of.get(i)
+            if g is not None and g not in region:
+                region.add(g)
+                for s in self.groups[g].saved:
+                    if s in dropped:
+                        stack.extend(t.seeds[s])
+
+        for s in (*drop, *keep):
+            for i in t.around[s]:
+                join(i)
+        for s in drop:
+            stack.extend(t.seeds[s])
+        again: set[int] = set()
+        while stack:
+            i = stack.pop()
+            if i in again:
+                continue
+            again.add(i)
+            join(i)
+            for s in t.needs[i]:
+                if s not in dropped:
+                    dropped.add(s)
+                    if s in keep:
+                        keep.discard(s)
+                    else:
+                        drop.add(s)
+                    stack.extend(t.seeds[s])
+                    for j in t.around[s]:
+                        join(j)
+                        if j in again:
+                            again.discard(j)
+                            stack.append(j)
+            for s, producer in t.reads[i]:
+                if s in dropped:
+                    stack.append(producer)
+                    stack.extend(t.touching[s])
+            for s in t.output[i]:
+                if s in dropped:
+                    stack.extend(t.touching[s])
+        removed = tuple((g, self._remove(g)) for g in sorted(region))
+        added = []
+        for ops in self._components(again):
+            self._next += 1
+            added.append(self._next)
+            self._add(self._next, self._group(ops))
+        for s in (*drop, *keep):
+            self._settle(s)
+        return Undo(frozenset(drop), frozenset(keep), removed, tuple(added))
+
+    def undo(self, done: Undo) -> None:
+        """Takes back the latest change."""
+        self.dropped -= done.dropped
+        self.dropped |= done.kept
+        for g in done.added:
+            self._remove(g)
+        for g, group in done.removed:
+            self._add(g, group)
+        for s in (*done.dropped, *done.kept):
+            self._settle(s)
+
+    # -- groups -----------------------------------------------------------------------------------------------------
+
+    def _components(self, again: set[int]) -> list[tuple[int, ...]]:
+        """Operations in one part where they have a dropped storage in common."""
+        t, dropped = self.t, self.dropped
+        parent = {i: i for i in again}
+
+        def root(i: int) -> int:
+            while parent[i] != i:
+                parent[i] = parent[parent[i]]
+                i = parent[i]
+            return i
+
+        first: dict[int, int] = {}
+        order = sorted(again)
+        for i in order:
+            for s in t.meets[i]:
+                if s in dropped:
+                    j = first.setdefault(s, i)
+                    if j != i and (a := root(i)) != (b := root(j)):
+                        parent[max(a, b)] = min(a, b)
+        parts: dict[int, list[int]] = {}
+        for i in order:
+            parts.setdefault(root(i), []).append(i)
+        return [tuple(part) for part in parts.values()]
+
+    def _group(self, ops: tuple[int, ...]) -> Replayed:
+        t, dropped = self.t, self.dropped
+        waits: dict[int, int] = {}  # storage: last step
+        saved: dict[int, None] = {}
+        trigger, end = -1, -1
+        captured: set[int] = set()
+        sources: set[int] = set()
+        last_use: dict[int, int] = {}
+        seconds = t.group_cost
+        extra = []
+        for i in ops:
+            seconds += t.cost[i]
+            for s, step in t.fills[i]:
+                if s in dropped:
+                    saved[s] = None
+                    if t.hidden[s]:
+                        captured.add(i)
+                    if step < 0:
+                        end = t.m
+                        continue
+                    waits[s] = max(waits.get(s, -1), step)
+                    trigger = step if trigger < 0 else min(trigger, step)
+                    end = max(end, step)
+            for s, _ in t.reads[i]:
+                if s not in dropped:
+                    sources.add(s)
+            for s in t.meets[i]:
+                if s in dropped:
+                    last_use[s] = i
+            if t.extra[i]:
+                extra.append((i, t.extra[i]))
+        live, peak, states = 0, 0, 0
+        ending: dict[int, list[int]] = {}
+        for s, i in last_use.items():
+            if s not in waits:
+                ending.setdefault(i, []).append(s)
+        held: set[int] = set()
+        for i in ops:
+            if t.random[i]:
+                states = t.rng
+            peak = max(peak, live + states + t.workspace[i])
+            for s in t.makes[i]:
+                if s in dropped and s not in held:
+                    held.add(s)
+                    live += t.size[s]
+            if i in captured:
+                for s in t.hides[i]:
+                    if s in waits and s not in held:
+                        held.add(s)
+                        live += t.size[s]
+            for s in ending.get(i, ()):
+                if s in held:
+                    held.discard(s)
+                    live -= t.size[s]
+        spans = tuple((t.size[s], step) for s, step in waits.items())
+        return Replayed(
+            ops, tuple(saved), tuple(sorted(sources)), trigger, end, seconds if trigger >= 0 else 0.0, spans,
+            sum(size for size, _ in spans), peak, live, tuple(extra),
+        )  # fmt: skip
+
+    def _add(self, g: int, group: Replayed) -> None:
+        self.groups[g] = group
+        for i in group.ops:
+            self._group_of[i] = g
+        self._count(group, 1)
+        for s in group.sources:
+            self._reading.setdefault(s, []).append(group.end)
+            self._settle(s)
+        if group.trigger >= 0:
+            self._started.setdefault(group.trigger, []).append(g)
+            self._set_replay(group.trigger)
+
+    def _remove(self, g: int) -> Replayed:
+        group = self.groups.pop(g)
+        for i in group.ops:
+            if self._group_of.get(i) == g:
+                del self._group_of[i]
+        self._count(group, -1)
+        for s in group.sources:
+            self._reading[s].remove(group.end)
+            self._settle(s)
+        if group.trigger >= 0:
+            self._started[group.trigger].remove(g)
+            self._set_replay(group.trigger)
+        return group
+
+    def _count(self, group: Replayed, sign: int) -> None:
+        """Adds or takes away what a group costs and holds."""
+        self.seconds += sign * group.seconds
+        for i, size in group.extra:
+            self._forward[i] += sign * size
+            if group.end >= 0:
+                self._span(0, group.end, sign * size)
+        if group.trigger >= 0:
+            for size, step in group.spans:
+                self._span(group.trigger, step, sign * size)
+
+    def _span(self, first: int, last: int, size: int) -> None:
+        self._backward[first] += size
+        if last < self.t.m:
+            self._backward[last + 1] -= size
+
+    def _set_replay(self, step: int) -> None:
+        """Bytes of the replays that a step starts, one after another, above what is live with all of them done."""
+        started = [self.groups[g] for g in self._started[step]]
+        if not started:
+            self._replay[step] = NEVER
+            return
+        before, most = -sum(group.own for group in started), NEVER
+        for group in sorted(started):
+            most = max(most, before + group.peak)
+            before += group.left
+        self._replay[step] = most
+
+    # -- storages ---------------------------------------------------------------------------------------------------
+
+    def _settle(self, s: int) -> None:
+        """Sets until when a storage is live since forward."""
+        t = self.t
+        if t.death[s] > t.n or not t.made[s]:
+            return
+        until = max(self._reading.get(s, ()), default=-1)
+        if s not in self.dropped:
+            until = max(until, t.last_step[s])
+        if until != self._until[s]:
+            self._place(s, self._until[s], -1)
+            self._until[s] = until
+            self._place(s, until, 1)
+
+    def _place(self, s: int, until: int, sign: int) -> None:
+        t, size = self.t, sign * self.t.size[s]
+        if until < 0:
+            self._forward[min(t.death[s], t.n + 1)] -= size
+        else:
+            self._span(0, until, size)
