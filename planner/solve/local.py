@@ -227,7 +227,9 @@ class LocalSearch:
         return sorted(made, key=lambda s: (self.t.size[s], s))
 
     def _moves(self, state: State, s: int) -> list[Move]:
-        """Ways to change one storage: keep it, or drop it alone or with the values without slots that it is made of."""
+        """Ways to change one storage: keep it, or drop it: alone, with the values without slots that it is made of, or
+        with whatever else the operations make that then run again anyway.
+        """
         if s in state.dropped:
             return [((), (s,))]
         t, chain, stack = self.t, [s], list(self.t.seeds[s])
@@ -239,5 +241,7 @@ class LocalSearch:
                     if producer not in seen:
                         seen.add(producer)
                         stack.append(producer)
-        alone: Move = ((s,), ())
-        return [alone] if len(chain) == 1 else [(tuple(dict.fromkeys(chain)), ()), alone]
+        made = (x for i in sorted(seen) for x in (*t.makes[i], *t.hides[i]))
+        riders = [x for x in made if t.droppable[x] and x not in state.dropped]
+        drops = dict.fromkeys(((s,), tuple(dict.fromkeys(chain)), tuple(dict.fromkeys((*chain, *riders)))))
+        return [(drop, ()) for drop in drops]
