@@ -80,16 +80,25 @@ def frontier(profile: Profile, points: int = POINTS, progress: Callable[[int, in
             progress(done, len(budgets))
         solve(problem.with_budget(budget))
     found: list[FrontierPoint] = []
-    for budget in budgets:
-        point = _point(problem.with_budget(budget))
-        # Peaks go up with the budget, or the plan is the one before, whose bound is the tighter.
-        if not found or point.recompute_seconds < found[-1].recompute_seconds:
-            found.append(point)
+    least_seconds = 0.0
+    for budget in reversed(budgets):
+        # What bounds a larger budget bounds a smaller one, too.
+        point = _point(problem.with_budget(budget), least_seconds)
+        least_seconds = point.lower_bound_seconds
+        # Cheaper with a larger budget, or else that was no better plan, and this one has the tighter bound.
+        if found and point.recompute_seconds <= found[-1].recompute_seconds:
+            found.pop()
+        found.append(point)
+    found.reverse()
     return Frontier(tuple(found), knee_of([(p.peak_bytes, p.recompute_seconds) for p in found]))
 
 
-def _point(problem: Problem) -> FrontierPoint:
+def _point(problem: Problem, least_seconds: float) -> FrontierPoint:
     solution = rate(problem, problem.cheapest_known())
+    if solution.lower_bound_seconds < least_seconds:
+        bound = min(least_seconds, solution.recompute_seconds)
+        gap = (solution.recompute_seconds - bound) / solution.recompute_seconds if bound else 0.0
+        solution = msgspec.structs.replace(solution, lower_bound_seconds=bound, gap=gap)
     step = problem.profile.step_seconds
     return FrontierPoint(
         budget_bytes=problem.budget_bytes,

@@ -57,7 +57,7 @@ class Problem:
             slot is never read, so that it stays until backward has ended.
         cost: seconds of running an operation again, the replay's own overhead included.
         smallest: the decision with the smallest peak, once it has been looked for.
-        tables: what the solvers have prepared from the profile, for all budgets alike.
+        tables, facts, decisions: what the solvers have prepared from the profile, for all budgets alike.
     """
 
     def __init__(self, profile: Profile, budget_bytes: int) -> None:
@@ -82,6 +82,8 @@ class Problem:
         self.last_step = tuple(last_step)
         self.smallest: Judged | None = None
         self.tables: Any = None
+        self.facts: Any = None
+        self.decisions: Any = None
         self._judged: dict[tuple[int, ...], Judged] = {}
 
     @cached_property

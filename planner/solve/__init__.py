@@ -13,9 +13,10 @@ import msgspec
 
 from ..problem import Judged, Problem, make_problem
 from ..profile import Profile
+from . import exact
 from .blocks import solve_all
 from .bound import lower_bound_seconds
-from .budget import solve_budget
+from .budget import Search
 from .minimum import solve_minimum, surely_kept
 from .segments import segments_by_bytes as _segments_by_bytes
 from .sqrt import solve_sqrt, sqrt_candidates
@@ -23,6 +24,8 @@ from .sqrt import solve_sqrt, sqrt_candidates
 Strategy = Literal["budget", "sqrt", "all", "none"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 PROVEN_GAP = 1e-3
+# The bound with whole decisions: for so many operations at most, where the gap is above this, with so many nodes.
+WHOLE = ((200, 0.02, 100), (400, 0.05, 1), (800, 0.1, 1))
 
 
 class SolveStatus(enum.Enum):
@@ -30,6 +33,7 @@ class SolveStatus(enum.Enum):
 
     OPTIMAL = "Proven to cost the least within the budget, to 0.1 %."
     FEASIBLE = "Keeps the budget; a cheaper plan may exist."
+    STOPPED = "Keeps the budget; the search was stopped before its end, so nothing is proven."
     NOTHING_TO_DO = "The plain step fits; nothing is recomputed."
     INFEASIBLE = (
         "The budget cannot be kept by this strategy; the plan is the one with the smallest peak that was found."
@@ -67,10 +71,13 @@ def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.
             meet, so that they are decided alike on every machine.
 
     Returns:
-        The solution. Where the budget cannot be kept its status is INFEASIBLE and its peak is above the budget.
+        The solution. Where the budget cannot be kept its status is INFEASIBLE and its peak is above the budget. Where
+        the search is interrupted (KeyboardInterrupt) after it has met a plan that keeps the budget, or time runs out,
+        the best such plan comes back with the status STOPPED and without a bound.
 
     Raises:
         ValueError: the strategy is unknown.
+        KeyboardInterrupt: it came before there was any plan that keeps the budget.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is unknown; choose one of {', '.join(STRATEGIES)}")
@@ -83,14 +90,28 @@ def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.
         return rate(problem, solve_all(problem))
     if plain.peak_bytes <= problem.budget_bytes:
         return rate(problem, plain)
+    if exact.is_small(problem):
+        best = exact.cheapest(problem)
+        return rate(problem, problem.judge(best.dropped) if best else minimum_of(problem))
     end = time.monotonic() + time_limit
-    others = [solve_all(problem), *sqrt_candidates(problem)]
-    if not surely_kept(problem):
-        others.append(minimum_of(problem))
-        if others[-1].peak_bytes > problem.budget_bytes:
-            return rate(problem, others[-1])
-    best = solve_budget(problem, others, lambda: time.monotonic() > end)
-    return rate(problem, best or minimum_of(problem))
+    search = Search(problem, lambda: time.monotonic() > end)
+    stopped = False
+    try:
+        for judged in (solve_all(problem), *sqrt_candidates(problem)):
+            search.add(judged)
+        if not surely_kept(problem):
+            search.add(smallest := minimum_of(problem))
+            if smallest.peak_bytes > problem.budget_bytes:
+                return rate(problem, smallest)
+        search.run()
+    except KeyboardInterrupt:
+        stopped = True
+        if not search.fits():
+            raise
+    result = search.result() or minimum_of(problem)
+    if stopped or search.expired():
+        return Solution(result.dropped, SolveStatus.STOPPED, result.seconds, result.peak_bytes, 0.0, 1.0)
+    return rate(problem, result)
 
 
 def minimum(profile: Profile) -> Solution:
@@ -122,10 +143,25 @@ def rate(problem: Problem, judged: Judged) -> Solution:
     if not judged.seconds:
         status = SolveStatus.FEASIBLE if judged.dropped else SolveStatus.NOTHING_TO_DO
         return Solution(judged.dropped, status, judged.seconds, judged.peak_bytes)
-    bound = min(lower_bound_seconds(problem) or 0.0, judged.seconds)
+    bound = min(_bound(problem, judged.seconds), judged.seconds)
     gap = (judged.seconds - bound) / judged.seconds
     status = SolveStatus.OPTIMAL if gap <= PROVEN_GAP else SolveStatus.FEASIBLE
     return Solution(judged.dropped, status, judged.seconds, judged.peak_bytes, bound, gap)
+
+
+def _bound(problem: Problem, seconds: float) -> float:
+    """Seconds that any decision within the budget computes again, at least; `seconds` is what the best one found does.
+
+    Where the linear program leaves too much open and is not too large, whole decisions tighten it.
+    """
+    if exact.is_small(problem):
+        best = exact.cheapest(problem)
+        return problem.judge(best.dropped).seconds if best else 0.0
+    bound = lower_bound_seconds(problem) or 0.0
+    for most_ops, open_gap, nodes in WHOLE:
+        if len(problem.profile.ops) <= most_ops and seconds - bound > open_gap * seconds:
+            return max(bound, lower_bound_seconds(problem, nodes) or 0.0)
+    return bound
 
 
 __all__ = [

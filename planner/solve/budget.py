@@ -8,6 +8,7 @@ Candidates are believed only as far as the simulation agrees.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
@@ -20,10 +21,11 @@ from .segments import Cuts, balanced_cuts, cheap_positions, sqrt_count, tapered_
 from .state import State
 
 # Work is bounded by counting it, not by the clock, so that every machine finds the same plan.
-TRIED, MOVED = 6_000, 6_000  # operations in all the models of the first segmentations, and of those with moved cuts
+TRIED, MOVED = 4_500, 3_500  # operations in all the models of the first segmentations, and of those with moved cuts
 FEWEST = 3  # segmentations that are tried however large the model is
 ROUNDS = 2  # how often a segmentation's model is solved
-LOCAL = 600_000  # operations that local search looks at
+LOCAL, MORE = 160_000, 100  # operations that local search looks at, and so many more for each of the step's moments
+LEAST, EACH = 100_000, 400  # the same for small problems
 STARTS = 3  # how many decisions it starts from
 
 
@@ -35,39 +37,38 @@ class Found(NamedTuple):
     dropped: tuple[int, ...]
 
 
-def solve_budget(problem: Problem, others: list[Judged], expired: Callable[[], bool]) -> Judged | None:
-    """The cheapest decision found that keeps the budget; None if none does.
+class Search:
+    """The search for the cheapest decision that keeps the budget: what it has met so far is there at any time.
 
     Args:
         problem: the profile and the budget.
-        others: decisions of the other strategies.
         expired: whether time has run out, so that the best so far has to do.
     """
-    search = _Search(problem, others, expired)
-    # Large models make do with fewer: the first are the ones that win most often.
-    for cuts in segmentations(problem)[: max(FEWEST, TRIED // max(1, len(problem.profile.ops)))]:
-        search.try_cuts(cuts)
-    search.move_cuts()
-    search.improve()
-    return search.result()
 
-
-class _Search:
-    """The decisions met so far, and the best plan of each segmentation."""
-
-    def __init__(self, problem: Problem, others: list[Judged], expired: Callable[[], bool]) -> None:
-        self.problem, self.expired, self.others = problem, expired, others
+    def __init__(self, problem: Problem, expired: Callable[[], bool]) -> None:
+        self.problem, self.expired = problem, expired
         self.state = State(problem)
-        self.local = LocalSearch(problem, LOCAL, expired)
+        self.local = LocalSearch(problem, 0, expired)
         self.pool: set[Found] = set()
         self.best_of: dict[Cuts, Found] = {}
-        for judged in others:
-            self.state.move_to(judged.dropped)
-            self.pool.add(self.here())
+
+    def add(self, judged: Judged) -> None:
+        """A decision of another strategy, as a candidate."""
+        self.state.move_to(judged.dropped)
+        self.pool.add(self.here())
+
+    def run(self) -> None:
+        """The whole search."""
+        # Large models make do with fewer: the first are the ones that win most often.
+        for cuts in segmentations(self.problem)[: max(FEWEST, TRIED // max(1, len(self.problem.profile.ops)))]:
+            self.try_cuts(cuts)
+        self.move_cuts()
+        self.improve()
 
     def here(self) -> Found:
-        """The state as it is."""
-        return Found(self.state.excess(self.problem.budget_bytes), self.state.seconds, tuple(sorted(self.state.dropped)))
+        """The state as it is, its seconds summed anew, so that they do not depend on the way here by a rounding."""
+        seconds = math.fsum(group.seconds for group in self.state.groups.values())
+        return Found(self.state.excess(self.problem.budget_bytes), seconds, tuple(sorted(self.state.dropped)))
 
     def try_cuts(self, cuts: Cuts) -> None:
         """Plans one segmentation, the second time below the budget where the first plan exceeds it by a little."""
@@ -99,9 +100,9 @@ class _Search:
         for order in (parts[::-1], parts) if len(parts) > 1 else (parts,):
             self.state.move_to(s for s, v in values.items() if v > 0.01)
             for part in order:
-                before = self.here()
+                excess, seconds = self.state.excess(self.problem.budget_bytes), self.state.seconds
                 undo = self.state.change((), part)
-                if self.state.excess(self.problem.budget_bytes) > before.excess or self.state.seconds >= before.seconds:
+                if self.state.excess(self.problem.budget_bytes) > excess or self.state.seconds >= seconds:
                     self.state.undo(undo)
             found.append(self.here())
         return min(found)
@@ -135,11 +136,12 @@ class _Search:
 
     def improve(self) -> None:
         """Local search from the best decisions, then by lot around the best of all."""
-        left = LOCAL
+        moments = self.state.t.n + self.state.t.m
+        left = total = min(LEAST + EACH * moments, LOCAL + MORE * moments)
         for start in sorted(self.pool)[:STARTS]:
             if self.expired():
                 return
-            self.local.left = share = min(left, LOCAL // (STARTS + 1))
+            self.local.left = share = min(left, total // (STARTS + 1))
             self.state.move_to(start.dropped)
             self.local.run(self.state)
             self.pool.add(self.here())
@@ -151,10 +153,15 @@ class _Search:
             self.local.shake(self.state, Random(0))
             self.pool.add(self.here())
 
+    def fits(self) -> bool:
+        """Whether a decision that keeps the budget has been met."""
+        return any(not found.excess for found in self.pool)
+
     def result(self) -> Judged | None:
         """The cheapest decision that keeps the budget, as the simulation judges it."""
         for found in sorted(self.pool)[:STARTS]:
             judged = self.problem.judge(found.dropped)
+            # The simulation has the last word.
             if judged.peak_bytes <= self.problem.budget_bytes:
                 return judged
         return None

@@ -99,6 +99,7 @@ class LocalSearch:
             if state.seconds >= limit or self.over:
                 return False
             best: tuple[float, Move] = (0.0, ((), ()))
+            last: tuple[float, Move] = (float("inf"), ((), ()))  # the cheapest after which nothing is left to do
             exhausted = True
             for s in self._promising(state, tried, held):
                 exhausted = False
@@ -108,9 +109,14 @@ class LocalSearch:
                     gain, cost = excess - state.excess(self.budget), state.seconds - before
                     state.undo(undo)
                     ratio = gain / max(TINY, cost) if gain > 0 else 0.0
+                    if gain == excess and cost < last[0]:
+                        last = cost, move
                     if ratio > best[0]:
                         best = ratio, move
                     tried[s] = max(tried.get(s, 0.0), ratio)
+            if best[0] and last[0] <= 1.5 * excess / best[0]:
+                done.append(self._change(state, *last[1]))
+                return True
             if best[0]:
                 done.append(self._change(state, *best[1]))
                 excess = state.excess(self.budget)
@@ -208,7 +214,7 @@ class LocalSearch:
         found: list[int] = []
         for k in np.argsort(-worth, kind="stable"):
             s = int(self.saved[k])
-            if worth[k] <= 0 or len(found) >= TRIALS:
+            if len(found) >= TRIALS:
                 break
             if s not in state.dropped and s not in tried and s != held:
                 found.append(s)

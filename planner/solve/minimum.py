@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from ..problem import Judged, Problem, make_problem
 from ..profile import Profile
+from . import exact
 from .blocks import block_cuts, solve_all
 from .local import LocalSearch
 from .segmented import SegmentedModel
@@ -18,16 +21,15 @@ ROUNDS = 3  # how often each is
 WORK = 100_000  # operations that local search looks at from each start
 
 
-def tight_segmentations(problem: Problem) -> list[Cuts]:
-    """Segmentations of many sizes, each once: balanced at every scale, tapered towards the end, by blocks."""
+def tight_segmentations(problem: Problem) -> Iterator[Cuts]:
+    """Segmentations of many sizes, some more than once: by blocks, balanced at every scale, tapered towards the end."""
     root, cheap = sqrt_count(problem), cheap_positions(problem)
-    found: list[Cuts] = [(), block_cuts(problem), cheap]
+    yield from (block_cuts(problem), cheap, ())
     counts = sorted({max(1, round(root * 1.25**k)) for k in range(-10, 8)} | set(range(2, 9)))
-    found += [balanced_cuts(problem, count) for count in counts]
-    found += [balanced_cuts(problem, count, cheap) for count in counts]
+    for allowed in (cheap, None):
+        yield from (balanced_cuts(problem, count, allowed) for count in counts)
     everything = sum(s.bytes for s in problem.profile.storages) + problem.profile.gradient_bytes
-    found += [tapered_cuts(problem, everything * 0.85**k, cheap) for k in range(30)]
-    return list(dict.fromkeys(found))
+    yield from (tapered_cuts(problem, everything * 0.85**k, cheap) for k in range(30))
 
 
 def solve_minimum(problem: Problem) -> Judged:
@@ -35,6 +37,8 @@ def solve_minimum(problem: Problem) -> Judged:
 
     Measured times do not enter: two profiles of one step must name the same smallest budget.
     """
+    if exact.is_small(problem):
+        return problem.judge(exact.smallest(problem).dropped)
     return problem.judge(_search(make_problem(_timeless(problem.profile), problem.budget_bytes)))
 
 
@@ -62,7 +66,7 @@ def _search(problem: Problem) -> tuple[int, ...]:
         return state.peak_bytes(), state.seconds, tuple(sorted(state.dropped))
 
     plain = here()
-    for cuts in tight_segmentations(problem):
+    for cuts in dict.fromkeys(tight_segmentations(problem)):
         state.move_to(within_segments(problem, cuts))
         scanned.setdefault(here(), cuts)
     state.move_to(solve_all(problem).dropped)

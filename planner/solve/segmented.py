@@ -7,8 +7,8 @@ Backward is cut into windows, a few for each segment, and each window has the ro
 decision nearby: the model is solved and rounded, each base set to what that decision takes beyond the linear part, and
 so on for a few rounds. Forward has a row for each segment in the same manner.
 
-Where blocks are alike the model drops the same half of each of them, and what is halved falls into connected parts, about
-one for each block. Rounding decides part by part (see `budget`).
+Where blocks are alike the model drops the same half of each of them. What is halved falls into connected parts, about
+one for each block, and rounding decides part by part (see `budget`).
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class SegmentedModel:
         return {s: d.solution_value() for s, d in self.model.dropped.items()}
 
     def parts(self, values: dict[int, float]) -> list[list[int]]:
-        """Storages that the model drops by halves, those with operations in common together, by the first to be born."""
+        """Storages that the model drops by halves, those with operations in common together, in order of birth."""
         storages = [s for s, v in values.items() if WHOLE < v < 1 - WHOLE]
         t, number = tables_of(self.problem), {s: s for s in storages}
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..problem import Problem
-from .tables import Tables, tables_of
+from .tables import tables_of
 
 NEVER = -(1 << 60)  # in place of the bytes of a replay where a step starts none
 
@@ -186,20 +186,18 @@ class State:
             self._next += 1
             added.append(self._next)
             self._add(self._next, self._group(ops))
-        for s in (*drop, *keep):
-            self._settle(s)
-        return Undo(frozenset(drop), frozenset(keep), removed, tuple(added))
+        done = Undo(frozenset(drop), frozenset(keep), removed, tuple(added))
+        self._settle_all(done, (self.groups[g] for g in added))
+        return done
 
     def undo(self, done: Undo) -> None:
         """Takes back the latest change."""
         self.dropped -= done.dropped
         self.dropped |= done.kept
-        for g in done.added:
-            self._remove(g)
+        added = [self._remove(g) for g in done.added]
         for g, group in done.removed:
             self._add(g, group)
-        for s in (*done.dropped, *done.kept):
-            self._settle(s)
+        self._settle_all(done, added)
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
@@ -294,7 +292,6 @@ class State:
         self._count(group, 1)
         for s in group.sources:
             self._reading.setdefault(s, []).append(group.end)
-            self._settle(s)
         if group.trigger >= 0:
             self._started.setdefault(group.trigger, []).append(g)
             self._set_replay(group.trigger)
@@ -307,7 +304,6 @@ class State:
         self._count(group, -1)
         for s in group.sources:
             self._reading[s].remove(group.end)
-            self._settle(s)
         if group.trigger >= 0:
             self._started[group.trigger].remove(g)
             self._set_replay(group.trigger)
@@ -342,6 +338,11 @@ class State:
         self._replay[step] = most
 
     # -- storages ---------------------------------------------------------------------------------------------------
+
+    def _settle_all(self, done: Undo, added: Iterable[Replayed]) -> None:
+        """Settles what a change has touched."""
+        for s in {*done.dropped, *done.kept}.union(*(x.sources for _, x in done.removed), *(x.sources for x in added)):
+            self._settle(s)
 
     def _settle(self, s: int) -> None:
         """Sets until when a storage is live since forward."""
