@@ -25,7 +25,7 @@ Strategy = Literal["budget", "sqrt", "all", "none"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 PROVEN_GAP = 1e-3
 # The bound with whole decisions: for so many operations at most, where the gap is above this, with so many nodes.
-WHOLE = ((200, 0.02, 100), (400, 0.05, 1), (800, 0.1, 1))
+WHOLE = ((200, 0.02, 30), (400, 0.05, 1), (800, 0.1, 1))
 
 
 class SolveStatus(enum.Enum):
@@ -33,6 +33,7 @@ class SolveStatus(enum.Enum):
 
     OPTIMAL = "Proven to cost the least within the budget, to 0.1 %."
     FEASIBLE = "Keeps the budget; a cheaper plan may exist."
+    BY_RULE = "Keeps the budget by the strategy's own rule; the gap is to the best plan that the budget allows."
     STOPPED = "Keeps the budget; the search was stopped before its end, so nothing is proven."
     NOTHING_TO_DO = "The plain step fits; nothing is recomputed."
     INFEASIBLE = (
@@ -85,9 +86,9 @@ def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.
     if strategy == "none":
         return rate(problem, plain)
     if strategy == "sqrt":
-        return rate(problem, solve_sqrt(problem))
+        return rate(problem, solve_sqrt(problem), by_rule=True)
     if strategy == "all":
-        return rate(problem, solve_all(problem))
+        return rate(problem, solve_all(problem), by_rule=True)
     if plain.peak_bytes <= problem.budget_bytes:
         return rate(problem, plain)
     if exact.is_small(problem):
@@ -136,8 +137,14 @@ def segments_by_bytes(profile: Profile, count: int | None = None) -> tuple[int, 
     return _segments_by_bytes(make_problem(profile, 0), count)
 
 
-def rate(problem: Problem, judged: Judged) -> Solution:
-    """A decision with its status, its lower bound and its gap under the problem's budget."""
+def rate(problem: Problem, judged: Judged, *, by_rule: bool = False) -> Solution:
+    """A decision with its status, its lower bound and its gap under the problem's budget.
+
+    Args:
+        problem: the profile and the budget.
+        judged: the decision.
+        by_rule: a strategy by hand made it, which does not look for the best; the status then says so.
+    """
     if judged.peak_bytes > problem.budget_bytes:
         return Solution(judged.dropped, SolveStatus.INFEASIBLE, judged.seconds, judged.peak_bytes)
     if not judged.seconds:
@@ -145,7 +152,9 @@ def rate(problem: Problem, judged: Judged) -> Solution:
         return Solution(judged.dropped, status, judged.seconds, judged.peak_bytes)
     bound = min(_bound(problem, judged.seconds), judged.seconds)
     gap = (judged.seconds - bound) / judged.seconds
-    status = SolveStatus.OPTIMAL if gap <= PROVEN_GAP else SolveStatus.FEASIBLE
+    status = SolveStatus.BY_RULE if by_rule else SolveStatus.FEASIBLE
+    if gap <= PROVEN_GAP:
+        status = SolveStatus.OPTIMAL
     return Solution(judged.dropped, status, judged.seconds, judged.peak_bytes, bound, gap)
 
 

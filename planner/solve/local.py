@@ -18,7 +18,8 @@ from .tables import tables_of
 
 TRIALS = 10  # storages that repair tries out before it drops the best of them
 EXCHANGED = 60  # exchanges look at so many of the dearest storages in a round
-LONGEST = 12  # drops that one exchange may take to fit again
+LONGEST = 30  # changes that one exchange may take to fit again
+CHAIN = 12  # values without slots that are dropped together with what is made of them
 SHAKEN = 4  # so many storages, at most, are kept by lot at a time
 TINY = 1e-12
 
@@ -93,7 +94,8 @@ class LocalSearch:
         """
         excess = state.excess(self.budget)
         tried: dict[int, float] = {}
-        for _ in range(most):
+        changed = False
+        while len(done) < most:
             if not excess:
                 return True
             if state.seconds >= limit or self.over:
@@ -121,6 +123,9 @@ class LocalSearch:
                 done.append(self._change(state, *best[1]))
                 excess = state.excess(self.budget)
                 tried = {s: ratio for s, ratio in tried.items() if ratio < best[0] / 3}
+                changed = True
+            elif exhausted and changed:
+                tried, changed = {}, False  # what was no help before may be one now
             elif exhausted:
                 return False
         return not excess
@@ -240,7 +245,7 @@ class LocalSearch:
             return [((), (s,))]
         t, chain, stack = self.t, [s], list(self.t.seeds[s])
         seen = set(stack)
-        while stack and len(chain) <= LONGEST:
+        while stack and len(chain) <= CHAIN:
             for source, producer in t.reads[stack.pop()]:
                 if source not in state.dropped and t.droppable[source] and t.last_step[source] < 0:
                     chain.append(source)
