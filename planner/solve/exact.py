@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..problem import Problem
 from .state import State
 
-FEW = 11  # storages that may be dropped: 2048 decisions
+FEW = 12  # storages that may be dropped: 4096 decisions
 
 
 class Costed(NamedTuple):
