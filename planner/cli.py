@@ -19,6 +19,7 @@ import click
 from . import cli_ci, terminal, userfile
 from . import report as reports
 from .budget import parse_budget
+from .cli_sweep import sweep
 from .errors import BudgetError, CkptPlannerError, InfeasibleBudgetError, VerificationError
 from .progress import stage_reporter
 
@@ -71,6 +72,11 @@ def _checked_budget(context: click.Context, parameter: click.Parameter, value: s
 @click.option("--device", envvar="CKPT_PLAN_DEVICE", help="Move the model and inputs there first, e.g. cuda.")
 @click.option("--measure", is_flag=True, help="Run one real step and show the measured peak beside the predicted one.")
 @click.option("--verify", is_flag=True, help="Compare loss, gradients, buffers and random state with the plain step.")
+@click.option(
+    "--frontier/--no-frontier",
+    default=None,
+    help="Show what other budgets would cost, too; in JSON and HTML. Default: in HTML.",
+)
 @click.option("--format", "form", type=click.Choice(["text", "json", "html"]), default="text", show_default=True)
 @click.option(
     "-o",
@@ -87,6 +93,7 @@ def report(
     device: str | None,
     measure: bool,
     verify: bool,
+    frontier: bool | None,
     form: str,
     output: Path,
 ) -> None:
@@ -118,11 +125,15 @@ def report(
                 with _busy("comparing with the plain step"):
                     verified, difference = _verify(plan)
                 refused += [difference] if difference else []
+            curve = None
+            if form == "html" if frontier is None else frontier:
+                with _busy("deciding other budgets"):
+                    curve = plan.frontier()
     except CkptPlannerError as error:
         # An error on purpose: its message, its exit code, no traceback.
         terminal.say_error(str(error), _hint(error, output))
         raise click.exceptions.Exit(error.exit_code) from None
-    _write(reports.describe(plan, measurement, verified), form, output)
+    _write(reports.describe(plan, measurement, verified, curve), form, output)
     for message in refused:
         terminal.say_error(message)
     if refused:
@@ -221,6 +232,8 @@ def _busy(doing: str) -> Iterator[None]:
     finally:
         say("")
 
+
+main.add_command(sweep)
 
 if __name__ == "__main__":
     main()

@@ -12,6 +12,7 @@ from torch import nn
 
 from .decision import Breakdown, Decision, Segment
 from .errors import CkptPlannerError, PlanMismatchError, VerificationError
+from .frontier import POINTS, Frontier, FrontierPoint, frontier
 from .planfile import read_plan, write_plan
 from .planned import planned_module
 from .profile import Profile
@@ -170,6 +171,34 @@ class Plan:
         from . import report
 
         return report.text(report.describe(self))
+
+    # -- other budgets ----------------------------------------------------------------------------------------------
+
+    def frontier(self, points: int = POINTS) -> Frontier:
+        """What every budget costs: plans from the smallest peak to the plain step's, with the knee marked.
+
+        Args:
+            points: how many budgets are decided; where two have the same plan, fewer points come back.
+
+        Raises:
+            ValueError: fewer than 2 points.
+
+        Example:
+            >>> curve = plan.frontier()  # doctest: +SKIP
+            >>> model = plan.at(curve.points[curve.knee]).model  # doctest: +SKIP
+        """
+        return frontier(self.profile, points)
+
+    def at(self, point: FrontierPoint) -> Plan:
+        """The plan of one point of `frontier()`, for the same model, call, loss and optimizer as this one.
+
+        Its peak is predicted: no step has been taken under it yet. `measure()` takes one.
+        """
+        runtime = self._runtime.under(point.budget_bytes)
+        runtime.first = Planned(Decision(self.profile, point.solution, point.budget_bytes, "budget"))
+        if self._original is not None:
+            runtime.adopt(self._original)
+        return Plan(runtime, self._original, self._call)
 
     # -- checking it on the device ----------------------------------------------------------------------------------
 

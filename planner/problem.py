@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -55,6 +56,8 @@ class Problem:
         last_step: last backward step that reads one of a storage's slots; -1 if it has no slot; len(steps) where a
             slot is never read, so that it stays until backward has ended.
         cost: seconds of running an operation again, the replay's own overhead included.
+        smallest: the decision with the smallest peak, once it has been looked for.
+        tables, facts, decisions: what the solvers have prepared from the profile, for all budgets alike.
     """
 
     def __init__(self, profile: Profile, budget_bytes: int) -> None:
@@ -77,6 +80,10 @@ class Problem:
         self.slots_of = tuple(tuple(x) for x in slots_of)
         self.readers = tuple(tuple(x) for x in readers)
         self.last_step = tuple(last_step)
+        self.smallest: Judged | None = None
+        self.tables: Any = None
+        self.facts: Any = None
+        self.decisions: Any = None
         self._judged: dict[tuple[int, ...], Judged] = {}
 
     @cached_property
@@ -176,6 +183,15 @@ class Problem:
                 dropped, schedule.recompute_seconds, timeline.peak_bytes, timeline, schedule.again, groups
             )
         return self._judged[dropped]
+
+    def cheapest_known(self) -> Judged:
+        """Of all decisions judged so far, under any budget, the cheapest that keeps this one.
+
+        Raises:
+            ValueError: none does.
+        """
+        fitting = [j for j in self._judged.values() if j.peak_bytes <= self.budget_bytes]
+        return min(fitting, key=lambda j: (j.seconds, j.peak_bytes, j.dropped))
 
 
 def make_problem(profile: Profile, budget_bytes: int) -> Problem:

@@ -143,6 +143,10 @@ class Runtime:
             self.cache.popitem(last=False)
         self.first = self.first or planned
 
+    def under(self, budget_bytes: int) -> Runtime:
+        """Another one for the same step under this budget, with nothing decided yet."""
+        return Runtime(budget_bytes, "budget", self.loss_fn, self.optimizer, self.progress)
+
     def adopt(self, model: nn.Module) -> None:
         """Take the first decision for calls of its kind on `model`, in the mode that the model is in now."""
         assert self.first is not None

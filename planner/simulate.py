@@ -141,6 +141,10 @@ def _replay(profile: Profile, schedule: Schedule, group: Group) -> tuple[int, in
         for s in (*op.makes, *op.output, *op.writes, *(r.storage for r in op.reads)):
             if s in schedule.dropped:
                 last_use[s] = i
+    ending: dict[int, list[int]] = defaultdict(list)
+    for s, i in last_use.items():
+        if s not in waits:
+            ending[i].append(s)
     live, peak, states = 0, 0, 0
     held: set[int] = set()
     for i in group.ops:
@@ -155,7 +159,8 @@ def _replay(profile: Profile, schedule: Schedule, group: Group) -> tuple[int, in
             if s not in held:
                 held.add(s)
                 live += profile.storages[s].bytes
-        for s in [s for s in held if last_use.get(s, i) <= i and s not in waits]:
-            held.discard(s)
-            live -= profile.storages[s].bytes
+        for s in ending.get(i, ()):
+            if s in held:
+                held.discard(s)
+                live -= profile.storages[s].bytes
     return peak, live

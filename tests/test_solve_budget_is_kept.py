@@ -65,6 +65,16 @@ def test_a_strategy_by_hand_says_that_it_breaks_the_budget() -> None:
         assert solution.peak_bytes > profile.resident_bytes
 
 
+@pytest.mark.parametrize("strategy", ["sqrt", "all"])
+def test_a_strategy_by_hand_is_measured_by_the_best_plan_for_the_budget(strategy: str) -> None:
+    profile = transformer(3)
+    budget = solve(make_problem(profile, 0), strategy).peak_bytes
+    by_hand, best = solve(make_problem(profile, budget), strategy), solve(make_problem(profile, budget))
+    assert by_hand.status is SolveStatus.BY_RULE
+    assert by_hand.lower_bound_seconds <= best.recompute_seconds
+    assert by_hand.gap == pytest.approx(1 - by_hand.lower_bound_seconds / by_hand.recompute_seconds)
+
+
 @pytest.mark.parametrize("strategy", ["budget", "none"])
 def test_nothing_is_dropped_where_the_plain_step_fits(strategy: str) -> None:
     profile = transformer(2)

@@ -13,16 +13,19 @@ import msgspec
 
 from ..problem import Judged, Problem, make_problem
 from ..profile import Profile
+from . import exact
 from .blocks import solve_all
 from .bound import lower_bound_seconds
-from .budget import solve_budget
-from .minimum import solve_minimum
+from .budget import Search
+from .minimum import solve_minimum, surely_kept
 from .segments import segments_by_bytes as _segments_by_bytes
 from .sqrt import solve_sqrt, sqrt_candidates
 
 Strategy = Literal["budget", "sqrt", "all", "none"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 PROVEN_GAP = 1e-3
+# The bound with whole decisions: for so many operations at most, where the gap is above this, with so many nodes.
+WHOLE = ((200, 0.02, 30), (400, 0.05, 1), (800, 0.1, 1))
 
 
 class SolveStatus(enum.Enum):
@@ -30,6 +33,8 @@ class SolveStatus(enum.Enum):
 
     OPTIMAL = "Proven to cost the least within the budget, to 0.1 %."
     FEASIBLE = "Keeps the budget; a cheaper plan may exist."
+    BY_RULE = "Keeps the budget by the strategy's own rule; the gap is to the best plan that the budget allows."
+    STOPPED = "Keeps the budget; the search was stopped before its end, so nothing is proven."
     NOTHING_TO_DO = "The plain step fits; nothing is recomputed."
     INFEASIBLE = (
         "The budget cannot be kept by this strategy; the plan is the one with the smallest peak that was found."
@@ -67,36 +72,61 @@ def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.
             meet, so that they are decided alike on every machine.
 
     Returns:
-        The solution. Where the budget cannot be kept its status is INFEASIBLE and its peak is above the budget.
+        The solution. Where the budget cannot be kept its status is INFEASIBLE and its peak is above the budget. Where
+        the search is interrupted (KeyboardInterrupt) after it has met a plan that keeps the budget, or time runs out,
+        the best such plan comes back with the status STOPPED and without a bound.
 
     Raises:
         ValueError: the strategy is unknown.
+        KeyboardInterrupt: it came before there was any plan that keeps the budget.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is unknown; choose one of {', '.join(STRATEGIES)}")
     plain = problem.judge(())
     if strategy == "none":
-        return _solution(problem, plain)
+        return rate(problem, plain)
     if strategy == "sqrt":
-        return _solution(problem, solve_sqrt(problem))
+        return rate(problem, solve_sqrt(problem), by_rule=True)
     if strategy == "all":
-        return _solution(problem, solve_all(problem))
+        return rate(problem, solve_all(problem), by_rule=True)
     if plain.peak_bytes <= problem.budget_bytes:
-        return _solution(problem, plain)
+        return rate(problem, plain)
+    if exact.is_small(problem):
+        best = exact.cheapest(problem)
+        return rate(problem, problem.judge(best.dropped) if best else minimum_of(problem))
     end = time.monotonic() + time_limit
-    smallest = solve_minimum(problem)
-    if smallest.peak_bytes > problem.budget_bytes:
-        return _solution(problem, smallest)
-    others = [smallest, solve_all(problem), *sqrt_candidates(problem)]
-    best = solve_budget(problem, others, lambda: time.monotonic() > end)
-    return _solution(problem, best or smallest)
+    search = Search(problem, lambda: time.monotonic() > end)
+    stopped = False
+    try:
+        for judged in (solve_all(problem), *sqrt_candidates(problem)):
+            search.add(judged)
+        if not surely_kept(problem):
+            search.add(smallest := minimum_of(problem))
+            if smallest.peak_bytes > problem.budget_bytes:
+                return rate(problem, smallest)
+        search.run()
+    except KeyboardInterrupt:
+        stopped = True
+        if not search.fits():
+            raise
+    result = search.result() or minimum_of(problem)
+    if stopped or search.expired():
+        return Solution(result.dropped, SolveStatus.STOPPED, result.seconds, result.peak_bytes, 0.0, 1.0)
+    return rate(problem, result)
 
 
 def minimum(profile: Profile) -> Solution:
     """The decision with the smallest peak that this planner finds; budgets from its peak on can be kept."""
     problem = make_problem(profile, 0)
-    smallest = solve_minimum(problem)
-    return _solution(problem.with_budget(smallest.peak_bytes), smallest)
+    smallest = minimum_of(problem)
+    return rate(problem.with_budget(smallest.peak_bytes), smallest)
+
+
+def minimum_of(problem: Problem) -> Judged:
+    """The decision with the smallest peak, whatever the problem's budget; found once for all budgets of a problem."""
+    if problem.smallest is None:
+        problem.smallest = solve_minimum(problem)
+    return problem.smallest
 
 
 def segments_by_bytes(profile: Profile, count: int | None = None) -> tuple[int, ...]:
@@ -107,16 +137,40 @@ def segments_by_bytes(profile: Profile, count: int | None = None) -> tuple[int, 
     return _segments_by_bytes(make_problem(profile, 0), count)
 
 
-def _solution(problem: Problem, judged: Judged) -> Solution:
+def rate(problem: Problem, judged: Judged, *, by_rule: bool = False) -> Solution:
+    """A decision with its status, its lower bound and its gap under the problem's budget.
+
+    Args:
+        problem: the profile and the budget.
+        judged: the decision.
+        by_rule: a strategy by hand made it, which does not look for the best; the status then says so.
+    """
     if judged.peak_bytes > problem.budget_bytes:
         return Solution(judged.dropped, SolveStatus.INFEASIBLE, judged.seconds, judged.peak_bytes)
     if not judged.seconds:
         status = SolveStatus.FEASIBLE if judged.dropped else SolveStatus.NOTHING_TO_DO
         return Solution(judged.dropped, status, judged.seconds, judged.peak_bytes)
-    bound = min(lower_bound_seconds(problem) or 0.0, judged.seconds)
+    bound = min(_bound(problem, judged.seconds), judged.seconds)
     gap = (judged.seconds - bound) / judged.seconds
-    status = SolveStatus.OPTIMAL if gap <= PROVEN_GAP else SolveStatus.FEASIBLE
+    status = SolveStatus.BY_RULE if by_rule else SolveStatus.FEASIBLE
+    if gap <= PROVEN_GAP:
+        status = SolveStatus.OPTIMAL
     return Solution(judged.dropped, status, judged.seconds, judged.peak_bytes, bound, gap)
+
+
+def _bound(problem: Problem, seconds: float) -> float:
+    """Seconds that any decision within the budget computes again, at least; `seconds` is what the best one found does.
+
+    Where the linear program leaves too much open and is not too large, whole decisions tighten it.
+    """
+    if exact.is_small(problem):
+        best = exact.cheapest(problem)
+        return problem.judge(best.dropped).seconds if best else 0.0
+    bound = lower_bound_seconds(problem) or 0.0
+    for most_ops, open_gap, nodes in WHOLE:
+        if len(problem.profile.ops) <= most_ops and seconds - bound > open_gap * seconds:
+            return max(bound, lower_bound_seconds(problem, nodes) or 0.0)
+    return bound
 
 
 __all__ = [
@@ -126,6 +180,8 @@ __all__ = [
     "Strategy",
     "make_problem",
     "minimum",
+    "minimum_of",
+    "rate",
     "segments_by_bytes",
     "solve",
 ]

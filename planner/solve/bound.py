@@ -25,8 +25,13 @@ from .relax import Relaxation
 ROWS = 200  # steps at which memory is tested; more make the bound tighter and slower
 
 
-def lower_bound_seconds(problem: Problem) -> float | None:
-    """Seconds that any plan within the budget computes again, at least; None if no plan can keep the budget."""
+def lower_bound_seconds(problem: Problem, nodes: int = 0) -> float | None:
+    """Seconds that any plan within the budget computes again, at least; None if no plan can keep the budget.
+
+    Args:
+        problem: the profile and the budget.
+        nodes: with any, decisions are whole in the program, and branch and bound may look at so many nodes.
+    """
     p = problem.profile
     if not p.steps:
         return 0.0
@@ -40,7 +45,7 @@ def lower_bound_seconds(problem: Problem) -> float | None:
 
     own = tuple(stage(t) if t >= 0 else -1 for t in problem.last_step)
     earliest = _earliest_use(problem)
-    model = Relaxation(problem, stages, own, lambda i: stage(earliest[i]), problem.candidates)
+    model = Relaxation(problem, stages, own, lambda i: stage(earliest[i]), problem.candidates, nodes=nodes)
     infinity = model.solver.infinity()
     for j, t in enumerate(times):
         free = problem.budget_bytes - p.resident_bytes - p.steps[t].peak_bytes
@@ -53,7 +58,9 @@ def lower_bound_seconds(problem: Problem) -> float | None:
     if not model.solve():
         return None if model.infeasible else 0.0
     # The simplex method stops within a tolerance of the optimum; what it may be off by is given away.
-    return max(0.0, (float(model.solver.Objective().Value()) - 1e-6) * model.second_unit)
+    objective = model.solver.Objective()
+    least = float(objective.BestBound() if nodes else objective.Value())
+    return max(0.0, (least - 1e-6) * model.second_unit)
 
 
 def _spans(problem: Problem) -> dict[int, tuple[int, int]]:

@@ -1,91 +1,119 @@
 """Strategy "budget": the cheapest decision that keeps the budget, by linear programs over several segmentations.
 
-Every segmentation is planned by its own linear program (see `segmented`). Cuts of the best are then moved one at a time
-where that makes the plan cheaper, the result is solved again with integers, and the winner is improved by local search.
+Every segmentation is planned by its own linear program (see `segmented`) and rounded part by part. Cuts of the best are
+then moved one at a time where that makes the plan cheaper, and the winners are improved by local search (see `local`).
 Whatever any other strategy offers is a candidate, too, so that the result is never worse than the best of them.
 Candidates are believed only as far as the simulation agrees.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from random import Random
+from typing import NamedTuple
 
 from ..problem import Judged, Problem
 from .blocks import block_cuts
-from .improve import improved
+from .local import LocalSearch
 from .segmented import SegmentedModel
-from .segments import Cuts, balanced_cuts, cheap_positions, sqrt_count, tapered_cuts
+from .segments import Cuts, balanced_cuts, cheap_positions, sqrt_count, tapered_cuts, within_segments
+from .state import State
 
-INTEGRAL = 1  # how many segmentations are solved with integers
-LARGE = 1500  # operations above which a model with integers takes longer than it is worth
-WORK = 12_000  # operations in all the models of one search over cuts: bounds its time without looking at a clock
-FEWEST = 6  # segmentations that are tried however large the model is
-STARTS = 4  # how many decisions the local search starts from
+# Work is bounded by counting it, not by the clock, so that every machine finds the same plan.
+TRIED, MOVED = 4_500, 3_500  # operations in all the models of the first segmentations, and of those with moved cuts
+FEWEST = 3  # segmentations that are tried however large the model is
+ROUNDS = 2  # how often a segmentation's model is solved
+LOCAL, MORE = 160_000, 100  # operations that local search looks at, and so many more for each of the step's moments
+LEAST, EACH = 100_000, 400  # the same for small problems
+STARTS = 3  # how many decisions it starts from
 
 
-def solve_budget(problem: Problem, others: list[Judged], expired: Callable[[], bool]) -> Judged | None:
-    """The cheapest decision found that keeps the budget; None if none does.
+class Found(NamedTuple):
+    """A decision met on the way; the smallest is the best."""
+
+    excess: int
+    seconds: float
+    dropped: tuple[int, ...]
+
+
+class Search:
+    """The search for the cheapest decision that keeps the budget: what it has met so far is there at any time.
 
     Args:
         problem: the profile and the budget.
-        others: decisions of the other strategies.
         expired: whether time has run out, so that the best so far has to do.
     """
-    search = _Search(problem, others, expired)
-    # Large models make do with fewer: the first are the ones that win most often.
-    for cuts in segmentations(problem)[: max(FEWEST, WORK // max(1, len(problem.profile.ops)))]:
-        search.try_cuts(cuts)
-    search.move_cuts()
-    if len(problem.profile.ops) <= LARGE:
-        search.with_integers()
-    fitting = search.fitting()
-    if not fitting or expired():
-        return fitting[0] if fitting else None
-    return min((improved(problem, j) for j in fitting[:STARTS]), key=lambda j: (j.seconds, j.dropped))
 
-
-class _Search:
-    """The decisions met so far, and the best plan of each segmentation."""
-
-    def __init__(self, problem: Problem, others: list[Judged], expired: Callable[[], bool]) -> None:
+    def __init__(self, problem: Problem, expired: Callable[[], bool]) -> None:
         self.problem, self.expired = problem, expired
-        self.pool: dict[tuple[int, ...], Judged] = {j.dropped: j for j in others}
-        self.best_of: dict[Cuts, Judged] = {}
+        self.state = State(problem)
+        self.local = LocalSearch(problem, 0, expired)
+        self.pool: set[Found] = set()
+        self.best_of: dict[Cuts, Found] = {}
 
-    def rank(self, judged: Judged) -> tuple[int, float, tuple[int, ...]]:
-        """What keeps the budget comes first, then the cheapest."""
-        return max(0, judged.peak_bytes - self.problem.budget_bytes), judged.seconds, judged.dropped
+    def add(self, judged: Judged) -> None:
+        """A decision of another strategy, as a candidate."""
+        self.state.move_to(judged.dropped)
+        self.pool.add(self.here())
 
-    def fitting(self) -> list[Judged]:
-        """Decisions that keep the budget, cheapest first."""
-        fit = [j for j in self.pool.values() if j.peak_bytes <= self.problem.budget_bytes]
-        return sorted(fit, key=lambda j: (j.seconds, j.dropped))
+    def run(self) -> None:
+        """The whole search."""
+        # Large models make do with fewer: the first are the ones that win most often.
+        for cuts in segmentations(self.problem)[: max(FEWEST, TRIED // max(1, len(self.problem.profile.ops)))]:
+            self.try_cuts(cuts)
+        self.move_cuts()
+        self.improve()
+
+    def here(self) -> Found:
+        """The state as it is, its seconds summed anew, so that they do not depend on the way here by a rounding."""
+        seconds = math.fsum(group.seconds for group in self.state.groups.values())
+        return Found(self.state.excess(self.problem.budget_bytes), seconds, tuple(sorted(self.state.dropped)))
 
     def try_cuts(self, cuts: Cuts) -> None:
-        """Plans one segmentation, again below the budget where every plan exceeds it by a little."""
+        """Plans one segmentation, the second time below the budget where the first plan exceeds it by a little."""
         if cuts in self.best_of or self.expired():
             return
-        budget = self.problem.budget_bytes
+        budget, target = self.problem.budget_bytes, float(self.problem.budget_bytes)
         model = SegmentedModel(self.problem, cuts)
-        plans = model.plans(budget)
-        over = min((j.peak_bytes - budget for j in plans), default=0)
-        if over > 0:
-            plans += model.plans(budget - over, plans[-1], rounds=2)
-        self.pool.update((j.dropped, j) for j in plans)
-        if plans:
-            self.best_of[cuts] = min(plans, key=self.rank)
+        self.state.move_to(within_segments(self.problem, cuts))
+        found = []
+        for _ in range(ROUNDS):
+            model.set_bases(self.state, target)
+            values = model.solve()
+            if values is None:
+                break
+            found.append(self.rounded(values, model.parts(values)))
+            self.state.move_to(found[-1].dropped)
+            target = float(budget - max(0, self.state.peak_bytes() - budget))
+        if found:
+            self.pool.update(found)
+            self.best_of[cuts] = min(found)
 
-    def ranked(self) -> list[Cuts]:
-        """Segmentations, the one with the best plan first."""
-        return sorted(self.best_of, key=lambda cuts: (self.rank(self.best_of[cuts]), cuts))
+    def rounded(self, values: dict[int, float], parts: list[list[int]]) -> Found:
+        """The decision that drops what the model drops, and of what it halves the parts that there is no room for.
+
+        Parts are kept as long as that does not exceed the budget by more: once from the last one on, whose memory is
+        let go first, and once from the first.
+        """
+        found = []
+        for order in (parts[::-1], parts) if len(parts) > 1 else (parts,):
+            self.state.move_to(s for s, v in values.items() if v > 0.01)
+            for part in order:
+                excess, seconds = self.state.excess(self.problem.budget_bytes), self.state.seconds
+                undo = self.state.change((), part)
+                if self.state.excess(self.problem.budget_bytes) > excess or self.state.seconds >= seconds:
+                    self.state.undo(undo)
+            found.append(self.here())
+        return min(found)
 
     def move_cuts(self) -> None:
         """Removes, adds or shifts cuts of the best segmentation as long as that makes its plan cheaper."""
-        left = WORK // max(1, len(self.problem.profile.ops))
+        left = MOVED // max(1, len(self.problem.profile.ops))
         improving = bool(self.best_of)
         while improving:
             improving = False
-            best = self.ranked()[0]
+            best = min(self.best_of, key=lambda cuts: (self.best_of[cuts], cuts))
             for cuts in self._neighbours(best):
                 if cuts in self.best_of:
                     continue
@@ -93,7 +121,7 @@ class _Search:
                     return
                 left -= 1
                 self.try_cuts(cuts)
-                if cuts in self.best_of and self.rank(self.best_of[cuts]) < self.rank(self.best_of[best]):
+                if cuts in self.best_of and self.best_of[cuts] < self.best_of[best]:
                     improving = True
                     break
 
@@ -106,17 +134,37 @@ class _Search:
             else:
                 yield tuple(sorted({*cuts, p}))
 
-    def with_integers(self) -> None:
-        """Solves the best segmentations with integers; again below the budget by what the answer exceeds it."""
-        for cuts in self.ranked()[:INTEGRAL]:
+    def improve(self) -> None:
+        """Local search from the best decisions, then by lot around the best of all."""
+        moments = self.state.t.n + self.state.t.m
+        left = total = min(LEAST + EACH * moments, LOCAL + MORE * moments)
+        for start in sorted(self.pool)[:STARTS]:
             if self.expired():
                 return
-            model = SegmentedModel(self.problem, cuts, integral=True)
-            found = model.plans(self.problem.budget_bytes, self.best_of[cuts], rounds=2)
-            over = min((j.peak_bytes - self.problem.budget_bytes for j in found), default=0)
-            if over > 0:
-                found += model.plans(self.problem.budget_bytes - over, found[-1], rounds=1)
-            self.pool.update((j.dropped, j) for j in found)
+            self.local.left = share = min(left, total // (STARTS + 1))
+            self.state.move_to(start.dropped)
+            self.local.run(self.state)
+            self.pool.add(self.here())
+            left -= share - self.local.left
+        best = min(self.pool)
+        if not best.excess:
+            self.local.left = left
+            self.state.move_to(best.dropped)
+            self.local.shake(self.state, Random(0))
+            self.pool.add(self.here())
+
+    def fits(self) -> bool:
+        """Whether a decision that keeps the budget has been met."""
+        return any(not found.excess for found in self.pool)
+
+    def result(self) -> Judged | None:
+        """The cheapest decision that keeps the budget, as the simulation judges it."""
+        for found in sorted(self.pool)[:STARTS]:
+            judged = self.problem.judge(found.dropped)
+            # The simulation has the last word.
+            if judged.peak_bytes <= self.problem.budget_bytes:
+                return judged
+        return None
 
 
 def segmentations(problem: Problem) -> list[Cuts]:

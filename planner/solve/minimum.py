@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from ..problem import Judged, Problem, make_problem
 from ..profile import Profile
+from . import exact
 from .blocks import block_cuts, solve_all
-from .improve import lowered
+from .local import LocalSearch
 from .segmented import SegmentedModel
-from .segments import Cuts, balanced_cuts, cheap_positions, inside_segments, sqrt_count, tapered_cuts
+from .segments import Cuts, balanced_cuts, cheap_positions, sqrt_count, tapered_cuts, within_segments
+from .state import State
+
+STARTS = 3  # decisions that local search starts from
+SOLVED = 4  # segmentations whose models are solved
+ROUNDS = 3  # how often each is
+WORK = 100_000  # operations that local search looks at from each start
 
 
-def smallest_first(judged: Judged) -> tuple[int, float, tuple[int, ...]]:
-    """Sorts decisions by peak, then by cost."""
-    return judged.peak_bytes, judged.seconds, judged.dropped
-
-
-def tight_segmentations(problem: Problem) -> list[Cuts]:
-    """Segmentations of many sizes, each once: balanced at every scale, tapered towards the end, by blocks."""
+def tight_segmentations(problem: Problem) -> Iterator[Cuts]:
+    """Segmentations of many sizes, some more than once: by blocks, balanced at every scale, tapered towards the end."""
     root, cheap = sqrt_count(problem), cheap_positions(problem)
-    found: list[Cuts] = [(), block_cuts(problem), cheap]
+    yield from (block_cuts(problem), cheap, ())
     counts = sorted({max(1, round(root * 1.25**k)) for k in range(-10, 8)} | set(range(2, 9)))
-    found += [balanced_cuts(problem, count) for count in counts]
-    found += [balanced_cuts(problem, count, cheap) for count in counts]
+    for allowed in (cheap, None):
+        yield from (balanced_cuts(problem, count, allowed) for count in counts)
     everything = sum(s.bytes for s in problem.profile.storages) + problem.profile.gradient_bytes
-    found += [tapered_cuts(problem, everything * 0.85**k, cheap) for k in range(30)]
-    return list(dict.fromkeys(found))
+    yield from (tapered_cuts(problem, everything * 0.85**k, cheap) for k in range(30))
 
 
 def solve_minimum(problem: Problem) -> Judged:
@@ -34,7 +37,9 @@ def solve_minimum(problem: Problem) -> Judged:
 
     Measured times do not enter: two profiles of one step must name the same smallest budget.
     """
-    return problem.judge(_search(make_problem(_timeless(problem.profile), problem.budget_bytes)).dropped)
+    if exact.is_small(problem):
+        return problem.judge(exact.smallest(problem).dropped)
+    return problem.judge(_search(make_problem(_timeless(problem.profile), problem.budget_bytes)))
 
 
 def _timeless(profile: Profile) -> Profile:
@@ -43,17 +48,53 @@ def _timeless(profile: Profile) -> Profile:
     return msgspec.structs.replace(profile, ops=ops)
 
 
-def _search(problem: Problem) -> Judged:
-    plain = problem.judge(())
-    scanned: dict[tuple[int, ...], tuple[Judged, Cuts]] = {}
+def surely_kept(problem: Problem) -> bool:
+    """Whether a look at segmentations alone shows that the budget can be kept: then the smallest peak is below it."""
+    state = State(problem)
     for cuts in tight_segmentations(problem):
-        judged = problem.judge(inside_segments(problem, cuts))
-        scanned.setdefault(judged.dropped, (judged, cuts))
-    ranked = sorted(scanned.values(), key=lambda pair: smallest_first(pair[0]))
-    best = min([plain, solve_all(problem), ranked[0][0]], key=smallest_first)
+        state.move_to(within_segments(problem, cuts))
+        if state.peak_bytes() <= problem.budget_bytes:
+            return True
+    return False
+
+
+def _search(problem: Problem) -> tuple[int, ...]:
+    """What the decision with the smallest peak drops."""
+    state, scanned = State(problem), dict[tuple[int, float, tuple[int, ...]], Cuts]()
+
+    def here() -> tuple[int, float, tuple[int, ...]]:
+        return state.peak_bytes(), state.seconds, tuple(sorted(state.dropped))
+
+    plain = here()
+    for cuts in dict.fromkeys(tight_segmentations(problem)):
+        state.move_to(within_segments(problem, cuts))
+        scanned.setdefault(here(), cuts)
+    state.move_to(solve_all(problem).dropped)
+    ranked = sorted(scanned)
+    found = [plain, here(), *ranked[:STARTS]]
     # Every model is scaled by the budget; any fixed one makes the answer independent of what was asked.
-    scaled = problem.with_budget(best.peak_bytes)
-    for judged, cuts in ranked[:4]:
-        plans = SegmentedModel(scaled, cuts).plans(0.0, judged, rounds=4)
-        best = min([best, *plans], key=smallest_first)
-    return min((lowered(problem, start) for start in (best, plain)), key=smallest_first)
+    scaled = problem.with_budget(min(found)[0])
+    for start in ranked[:SOLVED]:
+        model = SegmentedModel(scaled, scanned[start])
+        state.move_to(start[2])
+        for _ in range(ROUNDS):
+            model.set_bases(state, 0.0)
+            values = model.solve()
+            if values is None:
+                break
+            rounded = []
+            for threshold in (0.999, 0.5, 0.001):
+                state.move_to(s for s, v in values.items() if v >= threshold)
+                rounded.append(here())
+            found.append(min(rounded))
+            state.move_to(found[-1][2])
+    local = LocalSearch(problem, 0, lambda: False)
+    for start in [*sorted(found)[:STARTS], plain]:
+        local.left = WORK
+        state.move_to(start[2])
+        local.lower(state)
+        found.append(here())
+    state.move_to(min(found)[2])
+    local.left = WORK
+    local.descend(state)
+    return here()[2]

@@ -23,7 +23,6 @@ from ortools.linear_solver import pywraplp
 
 from ..problem import Problem
 
-NODES = 5
 GAP = 1e-3
 
 
@@ -36,7 +35,8 @@ class Relaxation:
         own_stage: for each storage, the stage of the last step that reads its slots; -1 if it has none.
         use_stage: the stage until which a replayed operation surely needs what it reads.
         may_drop: storages that are free to be dropped; the others are kept.
-        integral: whether each d_s is 0 or 1, solved by branch and bound (SCIP) instead of the simplex method.
+        nodes: with any, each d_s is 0 or 1, and branch and bound (SCIP) looks at so many nodes at most; else the
+            simplex method solves the program.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Relaxation:
         use_stage: Callable[[int], int],
         may_drop: tuple[int, ...],
         *,
-        integral: bool = False,
+        nodes: int = 0,
     ) -> None:
         self.problem, self.stages = problem, stages
         self.own_stage, self.use_stage = own_stage, use_stage
-        self.solver = pywraplp.Solver.CreateSolver("SCIP" if integral else "GLOP")
-        if integral:
+        self.solver = pywraplp.Solver.CreateSolver("SCIP" if nodes else "GLOP")
+        if nodes:
             # Counted work ends the search, not the clock, so that every machine finds the same plan.
-            self.solver.SetSolverSpecificParametersAsString(f"limits/nodes = {NODES}\nlimits/gap = {GAP}")
+            self.solver.SetSolverSpecificParametersAsString(f"limits/nodes = {nodes}\nlimits/gap = {GAP}")
         self.byte_unit = float(max(1, problem.budget_bytes))
         self.second_unit = max(1e-12, math.fsum(problem.cost))
-        self.dropped = {s: self.solver.Var(0.0, 1.0, integral, "") for s in may_drop}
+        self.dropped = {s: self.solver.Var(0.0, 1.0, bool(nodes), "") for s in may_drop}
         self.again: dict[int, pywraplp.Variable] = {}
         # What each stage adds to the running sum of kept bytes: (variable or None for a constant, bytes).
         self._terms: list[list[tuple[pywraplp.Variable | None, int]]] = [[] for _ in range(stages)]

@@ -3,11 +3,12 @@
 What is computed again inside one segment is alive together from the segment's replay on, and is let go step by step.
 Backward is cut into windows, a few for each segment, and each window has the row
     kept and needed at its first step + recomputed in its segment and still waiting then + base <= budget.
-`base` (gradients, workspace, what the replay holds for a moment) is not linear in the decision. It is read off the
-simulation of the last decision: the model is solved, its rounding simulated, each base set to what the simulation says
-beyond the linear part, and so on for a few rounds. Forward has a row for each segment in the same manner. Rows of this
-shape are nearly integral: rounding at any threshold keeps every implication of the form "dropped, so runs again" and
-moves memory by a few storages only.
+`base` (gradients, workspace, what the replay holds for a moment) is not linear in the decision. It is read off a
+decision nearby: the model is solved and rounded, each base set to what that decision takes beyond the linear part, and
+so on for a few rounds. Forward has a row for each segment in the same manner.
+
+Where blocks are alike the model drops the same half of each of them. What is halved falls into connected parts, about
+one for each block, and rounding decides part by part (see `budget`).
 """
 
 from __future__ import annotations
@@ -15,28 +16,29 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
+import numpy as np
 from ortools.linear_solver import pywraplp
 
-from ..problem import Judged, Problem
+from ..problem import Problem
 from .relax import Relaxation
-from .segments import Cuts, inside_segments
+from .segments import Cuts
+from .state import State
+from .tables import tables_of
 
-ROUNDS = 5
-THRESHOLDS = (0.999, 0.75, 0.5, 0.25, 0.001)
+WHOLE = 0.01  # what the model drops to within this of nothing or all is taken as whole
 WINDOWS = 120  # rows of backward, about; a segment has up to WINDOWS_EACH
 WINDOWS_EACH = 6
 
 
 class SegmentedModel:
-    """The linear program of one segmentation; `plans` yields decisions for a budget.
+    """The linear program of one segmentation; `solve` tells how far it drops each storage.
 
     Args:
         problem: what is decided.
         cuts: positions between segments.
-        integral: whether decisions are 0 or 1 in the model already; much slower.
     """
 
-    def __init__(self, problem: Problem, cuts: Cuts, *, integral: bool = False) -> None:
+    def __init__(self, problem: Problem, cuts: Cuts) -> None:
         self.problem, self.cuts = problem, cuts
         profile = problem.profile
         self.segment = [bisect_right(cuts, i) for i in range(len(profile.ops))]
@@ -45,9 +47,7 @@ class SegmentedModel:
         own = tuple(-1 if t < 0 else self._stage(t) for t in problem.last_step)
         may_drop = tuple(s for s in problem.candidates if self._local_slots(s))
         uses = self._last_uses()
-        self.model = Relaxation(
-            problem, len(self.times), own, lambda i: self._stage(uses[i]), may_drop, integral=integral
-        )
+        self.model = Relaxation(problem, len(self.times), own, lambda i: self._stage(uses[i]), may_drop)
         self._forbid_crossing()
         self.waiting: list[list[int]] = [[] for _ in range(self.count)]
         for s in may_drop:
@@ -77,6 +77,7 @@ class SegmentedModel:
         self.times = times[::-1] or [0]
         self.window_segment = [of_step[t] if of_step else 0 for t in self.times]
         self._forward_times = times or [0]
+        self._stages = np.array([self._stage(t) for t in range(len(of_step))], dtype=np.int64)
         self._windows_of: list[list[int]] = [[] for _ in range(self.count)]
         for j, g in enumerate(self.window_segment):
             self._windows_of[g].append(j)
@@ -171,70 +172,68 @@ class SegmentedModel:
             self.forward_rows.append(model.row(-infinity, infinity, (born, 1.0), (self.excess, -1.0)))
             before = born
 
-    def _linear_part(self, judged: Judged) -> tuple[list[float], list[float]]:
+    def _linear_part(self, state: State) -> tuple[list[float], list[float]]:
         """Bytes that the memory rows count for a decision, in each window of backward and each segment of forward."""
-        p, model, dropped = self.problem, self.model, set(judged.dropped)
+        p, model, dropped, size = self.problem, self.model, state.dropped, state.t.size
         at, forward = [0.0] * (len(self.times) + 1), [0.0] * self.count
         for s, made in enumerate(p.made):
             if not made:
                 continue
-            size, own = p.profile.storages[s].bytes, model.own_stage[s]
-            if p.profile.storages[s].death > len(p.profile.ops):
-                at[0] += size
+            own = model.own_stage[s]
+            if state.t.death[s] > state.t.n:
+                at[0] += size[s]
             elif s not in dropped:
-                uses = [model.use_stage(i) for i in p.readers[s] if i in judged.again] + ([own] if own >= 0 else [])
-                at[min(uses, default=-1)] += size
+                uses = [model.use_stage(i) for i in p.readers[s] if state.again(i)] + ([own] if own >= 0 else [])
+                at[min(uses, default=-1)] += size[s]
             if p.slots_of[s] and s not in dropped:
-                forward[self._home(s)] += size
+                forward[self._home(s)] += size[s]
         for j in range(1, len(self.times)):
             at[j] += at[j - 1]
         for j in range(1, self.count):
             forward[j] += forward[j - 1]
-        for s in judged.dropped:
+        for s in dropped:
             if p.slots_of[s]:
                 for j in self._windows_of[self._home(s)]:
                     if j >= model.own_stage[s]:
-                        at[j] += p.profile.storages[s].bytes
+                        at[j] += size[s]
         return at, forward
 
-    def set_bases(self, judged: Judged, budget: float) -> None:
-        """Sets each memory row's base to what the simulation of `judged` counts beyond the linear part."""
-        at, forward = self._linear_part(judged)
+    def set_bases(self, state: State, budget: float) -> None:
+        """Sets each memory row's base to what a decision takes beyond the linear part."""
+        at, forward = self._linear_part(state)
         infinity, unit = self.model.solver.infinity(), self.model.byte_unit
-        peak, forward_peak = [0] * len(self.times), [0] * self.count
-        for t, b in enumerate(judged.timeline.backward):
-            peak[self._stage(t)] = max(peak[self._stage(t)], b)
-        for i, b in enumerate(judged.timeline.forward):
-            forward_peak[self.segment[i]] = max(forward_peak[self.segment[i]], b)
+        peak, forward_peak = np.zeros(len(self.times)), np.zeros(self.count)
+        np.maximum.at(peak, self._stages, state.backward())
+        np.maximum.at(forward_peak, np.array(self.segment), state.forward())
         for j, row in enumerate(self.backward_rows):
-            row.SetBounds(-infinity, (budget - peak[j] + at[j]) / unit)
+            row.SetBounds(-infinity, (budget - float(peak[j]) + at[j]) / unit)
         for j, row in enumerate(self.forward_rows):
-            row.SetBounds(-infinity, (budget - forward_peak[j] + forward[j]) / unit)
+            row.SetBounds(-infinity, (budget - float(forward_peak[j]) + forward[j]) / unit)
 
-    def plans(self, budget: float, start: Judged | None = None, rounds: int = ROUNDS) -> list[Judged]:
-        """Decisions met on the way to a fixed point of the bases, in that order.
+    def solve(self) -> dict[int, float] | None:
+        """For each storage that may be dropped, how far the model drops it, 0 to 1; None where it finds nothing."""
+        if not self.model.solve():
+            return None
+        return {s: d.solution_value() for s, d in self.model.dropped.items()}
 
-        Args:
-            budget: bytes of peak that the model keeps to; less than what is wanted where roundings exceed it, 0 to
-                have the smallest peak.
-            start: the decision whose simulation gives the first bases; all that is inside segments by default.
-            rounds: how often the model is solved, at most.
-        """
-        found: list[Judged] = []
-        current = start or self.problem.judge(inside_segments(self.problem, self.cuts))
-        for _ in range(rounds):
-            self.set_bases(current, budget)
-            if not self.model.solve():
-                break
-            values = {s: d.solution_value() for s, d in self.model.dropped.items()}
-            rounded: dict[tuple[int, ...], Judged] = {}
-            for threshold in THRESHOLDS:
-                judged = self.problem.judge(s for s, v in values.items() if v >= threshold)
-                rounded.setdefault(judged.dropped, judged)
-            known = {j.dropped for j in found}
-            fresh = [j for j in rounded.values() if j.dropped not in known]
-            found.extend(fresh)
-            if not fresh:
-                break
-            current = min(rounded.values(), key=lambda j: (max(0, j.peak_bytes - budget), j.seconds, j.dropped))
-        return found
+    def parts(self, values: dict[int, float]) -> list[list[int]]:
+        """Storages that the model drops by halves, those with operations in common together, in order of birth."""
+        storages = [s for s, v in values.items() if WHOLE < v < 1 - WHOLE]
+        t, number = tables_of(self.problem), {s: s for s in storages}
+
+        def root(s: int) -> int:
+            while number[s] != s:
+                number[s] = number[number[s]]
+                s = number[s]
+            return s
+
+        first: dict[int, int] = {}
+        for s in storages:
+            for i in t.around[s]:
+                a, b = root(first.setdefault(i, s)), root(s)
+                if a != b:
+                    number[max(a, b)] = min(a, b)
+        parts: dict[int, list[int]] = {}
+        for s in sorted(storages, key=lambda s: (t.birth[s], s)):
+            parts.setdefault(root(s), []).append(s)
+        return list(parts.values())

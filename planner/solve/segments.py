@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from functools import cached_property
 from itertools import accumulate
 
 from ..problem import Problem
@@ -14,14 +15,57 @@ from ..problem import Problem
 Cuts = tuple[int, ...]
 
 
+class Facts:
+    """What the functions of this module find out about a problem, once for all its budgets."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """`needed_span` of each storage."""
+        return [_span(self._problem, s) for s in range(len(self._problem.made))]
+
+    @cached_property
+    def crossing(self) -> list[int]:
+        """See `crossing_bytes`."""
+        return _crossing(self._problem)
+
+    @cached_property
+    def saved(self) -> list[int]:
+        """See `saved_before`."""
+        return _saved(self._problem)
+
+    @cached_property
+    def cheap(self) -> Cuts:
+        """See `cheap_positions`."""
+        return _cheap(self._problem)
+
+
+def facts_of(problem: Problem) -> Facts:
+    """The facts of a problem, made once."""
+    if problem.facts is None:
+        problem.facts = Facts(problem)
+    found: Facts = problem.facts
+    return found
+
+
 def needed_span(problem: Problem, s: int) -> tuple[int, int]:
     """The first and the last operation that have to do with a storage: its birth, its last reader or saver."""
+    return facts_of(problem).spans[s]
+
+
+def _span(problem: Problem, s: int) -> tuple[int, int]:
     ops = [*problem.readers[s], *problem.touched[s], *(problem.profile.slots[x].op for x in problem.slots_of[s])]
     return problem.profile.storages[s].birth, max(ops, default=problem.profile.storages[s].birth)
 
 
 def crossing_bytes(problem: Problem) -> list[int]:
     """For each position 0..len(ops), bytes of what is made before it and needed at or after it: the price of a cut."""
+    return facts_of(problem).crossing
+
+
+def _crossing(problem: Problem) -> list[int]:
     difference = [0] * (len(problem.profile.ops) + 2)
     for s in problem.candidates:
         first, last = needed_span(problem, s)
@@ -32,6 +76,10 @@ def crossing_bytes(problem: Problem) -> list[int]:
 
 def saved_before(problem: Problem) -> list[int]:
     """For each position 0..len(ops), bytes of droppable storages saved for backward that are born before it."""
+    return facts_of(problem).saved
+
+
+def _saved(problem: Problem) -> list[int]:
     born = [0] * (len(problem.profile.ops) + 1)
     for s in problem.candidates:
         if problem.slots_of[s]:
@@ -41,12 +89,17 @@ def saved_before(problem: Problem) -> list[int]:
 
 def inside_segments(problem: Problem, cuts: Cuts) -> tuple[int, ...]:
     """The decision that drops whatever is made and needed within one segment, and keeps what crosses a cut."""
+    return problem.repaired(within_segments(problem, cuts))
+
+
+def within_segments(problem: Problem, cuts: Cuts) -> list[int]:
+    """The storages that are made and needed within one segment."""
     wish = []
     for s in problem.candidates:
         first, last = needed_span(problem, s)
         if bisect_right(cuts, first) == bisect_right(cuts, last):
             wish.append(s)
-    return problem.repaired(wish)
+    return wish
 
 
 def balanced_cuts(problem: Problem, count: int, allowed: Cuts | None = None) -> Cuts:
@@ -74,6 +127,10 @@ def balanced_cuts(problem: Problem, count: int, allowed: Cuts | None = None) -> 
 
 def cheap_positions(problem: Problem) -> Cuts:
     """Positions where a cut keeps little: the cheapest of each stretch in which the price is locally least."""
+    return facts_of(problem).cheap
+
+
+def _cheap(problem: Problem) -> Cuts:
     price, n = crossing_bytes(problem), len(problem.profile.ops)
     found, p = [], 1
     while p < n:

@@ -1,0 +1,129 @@
+"""The frontier of one step: the least recompute time that was found for each peak, from the smallest peak to the plain.
+
+Sizes are bytes, times seconds. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from .problem import Problem, make_problem
+from .profile import Profile
+from .solve import Solution, minimum_of, rate, solve
+
+POINTS = 16
+
+
+class FrontierPoint(msgspec.Struct, frozen=True):
+    """One plan of the frontier.
+
+    Attributes:
+        budget_bytes: the budget that it was decided for, bytes of peak.
+        peak_bytes: predicted peak of a whole training step, at most the budget.
+        recompute_seconds: time of everything that runs again.
+        overhead: that, and following forward, as a share of the plain step's time.
+        lower_bound_seconds: no plan within `budget_bytes` recomputes for less.
+        gap: the share of the recomputation that may be avoidable.
+        solution: the decision; `Plan.at` makes a plan of the point.
+    """
+
+    budget_bytes: int
+    peak_bytes: int
+    recompute_seconds: float
+    overhead: float
+    lower_bound_seconds: float
+    gap: float
+    solution: Solution
+
+
+class Frontier(msgspec.Struct, frozen=True):
+    """Plans of which none has both a smaller peak and a smaller overhead than another.
+
+    Attributes:
+        points: by peak, the smallest first: peaks go up, overheads go down. The last is the plain step where that is
+            the cheapest.
+        knee: index of the point where the curve bends most; see `knee_of`.
+    """
+
+    points: tuple[FrontierPoint, ...]
+    knee: int
+
+
+def frontier(profile: Profile, points: int = POINTS, progress: Callable[[int, int], None] | None = None) -> Frontier:
+    """The frontier of the step that `profile` describes.
+
+    Budgets are spaced evenly from the smallest peak that can be planned to the plain step's. They are decided together:
+    whatever was found for one budget is a candidate for all the others.
+
+    Args:
+        profile: the measured step.
+        points: how many budgets are decided, at least 2. Where two of them have the same plan, fewer points come back.
+        progress: told how many budgets of how many are decided.
+
+    Raises:
+        ValueError: fewer than 2 points.
+
+    Example:
+        >>> curve = frontier(profile, points=8)  # doctest: +SKIP
+        >>> [(point.peak_bytes, point.overhead) for point in curve.points]  # doctest: +SKIP
+    """
+    if points < 2:
+        raise ValueError(f"a frontier has at least 2 points, not {points}")
+    problem = make_problem(profile, 0)
+    least, plain = minimum_of(problem).peak_bytes, problem.judge(()).peak_bytes
+    budgets = sorted({least + (plain - least) * k // (points - 1) for k in range(points)})
+    # From the largest down: what one search meets above its own budget is often the answer to the next one up.
+    for done, budget in enumerate(reversed(budgets)):
+        if progress is not None:
+            progress(done, len(budgets))
+        solve(problem.with_budget(budget))
+    found: list[FrontierPoint] = []
+    least_seconds = 0.0
+    for budget in reversed(budgets):
+        # What bounds a larger budget bounds a smaller one, too.
+        point = _point(problem.with_budget(budget), least_seconds)
+        least_seconds = point.lower_bound_seconds
+        # Cheaper with a larger budget, or else that was no better plan, and this one has the tighter bound.
+        if found and point.recompute_seconds <= found[-1].recompute_seconds:
+            found.pop()
+        found.append(point)
+    found.reverse()
+    return Frontier(tuple(found), knee_of([(p.peak_bytes, p.recompute_seconds) for p in found]))
+
+
+def _point(problem: Problem, least_seconds: float) -> FrontierPoint:
+    solution = rate(problem, problem.cheapest_known())
+    if solution.lower_bound_seconds < least_seconds:
+        bound = min(least_seconds, solution.recompute_seconds)
+        gap = (solution.recompute_seconds - bound) / solution.recompute_seconds if bound else 0.0
+        solution = msgspec.structs.replace(solution, lower_bound_seconds=bound, gap=gap)
+    step = problem.profile.step_seconds
+    return FrontierPoint(
+        budget_bytes=problem.budget_bytes,
+        peak_bytes=solution.peak_bytes,
+        recompute_seconds=solution.recompute_seconds,
+        overhead=decision.overhead,
+        lower_bound_seconds=solution.lower_bound_seconds,
+        gap=solution.gap,
+        solution=solution,
+    )
+
+
+def knee_of(curve: Sequence[tuple[float, float]]) -> int:
+    """Index of the knee of a falling curve.
+
+    Both axes are scaled to 0..1; the knee is the point that lies farthest below the line from the first point to the
+    last. This is the criterion of Satopää, Albrecht, Irwin and Raghavan, "Finding a 'Kneedle' in a Haystack" (ICDCS
+    workshops 2011), without its smoothing, which the noise of measured curves needs and this one has none of. Of equal
+    points the cheapest is taken, as where there are two points and so no bend.
+
+    Args:
+        curve: (x, y) of each point, x going up and y going down; at least one.
+    """
+    (left, top), (right, bottom) = curve[0], curve[-1]
+    width, height = (right - left) or 1, (top - bottom) or 1
+    below = [1 - (x - left) / width - (y - bottom) / height for x, y in curve]
+    most = max(below)
+    return max(k for k, depth in enumerate(below) if depth >= most - 1e-12)
