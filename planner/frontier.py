@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from .decision import Decision
 from .problem import Problem, make_problem
 from .profile import Profile
 from .solve import Solution, minimum_of, rate, solve
@@ -99,7 +100,7 @@ def _point(problem: Problem, least_seconds: float) -> FrontierPoint:
         bound = min(least_seconds, solution.recompute_seconds)
         gap = (solution.recompute_seconds - bound) / solution.recompute_seconds if bound else 0.0
         solution = msgspec.structs.replace(solution, lower_bound_seconds=bound, gap=gap)
-    step = problem.profile.step_seconds
+    decision = Decision(problem.profile, solution, problem.budget_bytes, "budget")
     return FrontierPoint(
         budget_bytes=problem.budget_bytes,
         peak_bytes=solution.peak_bytes,

@@ -183,7 +183,7 @@ def test_the_command_writes_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     target = tmp_path / "report.html"
     result = CliRunner().invoke(main, ["report", str(tmp_path / "net.py"), "--format", "html", "-o", str(target)])
     assert (result.exit_code, result.stdout) == (0, "")
-    assert target.read_text(encoding="utf-8") == report.html(report.describe(made))
+    assert target.read_text(encoding="utf-8") == report.html(report.describe(made, frontier=made.frontier()))
     piped = CliRunner().invoke(main, ["report", str(tmp_path / "net.py"), "--format", "html"])
     assert piped.stdout_bytes.decode() == target.read_text(encoding="utf-8")
 
