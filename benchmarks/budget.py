@@ -24,7 +24,7 @@ from benchmarks.compare import step
 from benchmarks.families import FAMILIES, Family, build
 from benchmarks.timing import interleaved, ratio
 from ckpt_planner import InfeasibleBudgetError, Plan, VerificationError, optimize
-from ckpt_planner.profiling.measure import resident
+from ckpt_planner.profiling.forward import resident
 from ckpt_planner.profiling.rehearse import rehearse
 
 RESULTS = Path(__file__).parent / "RESULTS.md"

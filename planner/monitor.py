@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from .budget import format_bytes
 from .errors import CkptPlannerError
 from .plan import Plan
-from .profiling.measure import device_of
+from .profiling.forward import device_of
 from .profiling.watch import Watch, make_watch
 from .sinks import Sink, open_sinks
 

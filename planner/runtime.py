@@ -15,7 +15,8 @@ from .budget import Bytes, Free, Share, format_bytes, parse_budget
 from .decision import Decision, decide, infeasible
 from .errors import InfeasibleBudgetError
 from .profile import Profile
-from .profiling.measure import device_of, measure_profile, resident
+from .profiling.forward import device_of, resident
+from .profiling.measure import measure_profile
 from .profiling.meter import free_bytes
 from .profiling.rehearse import rehearse
 from .profiling.signature import input_signature

@@ -15,8 +15,8 @@ from ckpt_planner.replay.directions import Directions
 from ckpt_planner.replay.follow import Follower
 from ckpt_planner.replay.group import generator_states
 
+from .forward import device_of, resident
 from .loss import loss_of
-from .measure import device_of, resident
 from .meter import make_meter
 from .optimizer import stepped
 from .shadow import copied_inputs, shadow, untouched

@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from ckpt_planner.replay.calls import tensors_in
 
 from .allocations import Allocations
-from .measure import device_of
+from .forward import device_of
 from .meter import give_way_to_meters, no_longer_gives_way
 
 if TYPE_CHECKING:
