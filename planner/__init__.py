@@ -11,6 +11,7 @@ from .errors import (
     BudgetError,
     CaptureError,
     CkptPlannerError,
+    GuardError,
     InfeasibleBudgetError,
     PlanMismatchError,
     UnsupportedModelError,
@@ -21,8 +22,9 @@ from .profile import Profile
 if TYPE_CHECKING:
     from .optimize import optimize
     from .plan import Measurement, Plan
+    from .rewrite.capture import capture
 
-_LAZY = {"optimize": "optimize", "Plan": "plan", "Measurement": "plan"}
+_LAZY = {"optimize": "optimize", "Plan": "plan", "Measurement": "plan", "capture": "rewrite.capture"}
 
 __version__ = "0.1.0"
 
@@ -42,6 +44,7 @@ __all__ = [
     "BudgetError",
     "CaptureError",
     "CkptPlannerError",
+    "GuardError",
     "InfeasibleBudgetError",
     "Measurement",
     "Plan",
@@ -49,5 +52,6 @@ __all__ = [
     "Profile",
     "UnsupportedModelError",
     "VerificationError",
+    "capture",
     "optimize",
 ]

@@ -88,6 +88,12 @@ class Decision:
         """The groups that backward replays, in the order of forward."""
         return tuple(_segment(self.profile, self.schedule, g) for g in self.schedule.groups if g.trigger >= 0)
 
+    @cached_property
+    def segment_of(self) -> dict[int, int]:
+        """For each operation that runs again, the number of its segment."""
+        groups = [g for g in self.schedule.groups if g.trigger >= 0]
+        return {i: number for number, group in enumerate(groups) for i in group.ops}
+
     @property
     def memory(self) -> Breakdown:
         """Where the bytes of the planned step's peak are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -18,6 +18,9 @@ from .profiling.rehearse import outcome, rehearse
 from .profiling.signature import input_signature, model_structure
 from .runtime import Planned, Runtime
 from .solve import SolveStatus
+
+if TYPE_CHECKING:
+    from .rewrite.graphcode import CapturedModule
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -156,6 +159,19 @@ class Plan:
         if self.profile.loss.startswith("a stand-in"):
             notes.append(f"Planned with {self.profile.loss}.")
         return tuple(notes)
+
+    @property
+    def graph(self) -> CapturedModule:
+        """The planned call's forward as a `torch.fx.GraphModule`, its nodes annotated; see `planned_graph`.
+
+        Raises:
+            CaptureError: the call takes another path than when it was planned.
+        """
+        model, args, kwargs = self._example()
+        planned = self._planned()
+        from .rewrite.annotate import planned_graph
+
+        return planned_graph(planned.decision, model, args, kwargs, planned.states)
 
     def __str__(self) -> str:
         if not self.planned:

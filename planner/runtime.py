@@ -21,6 +21,7 @@ from .profiling.rehearse import rehearse
 from .profiling.signature import input_signature
 from .replay.directions import Directions, direct
 from .replay.follow import Follower
+from .replay.group import generator_states
 from .solve import Solution, SolveStatus, minimum
 
 log = logging.getLogger("ckpt_planner")
@@ -45,6 +46,7 @@ class Planned:
         if decision.schedule.groups:
             self.directions = direct(decision.profile, decision.schedule)
         self.misses = 0
+        self.states: tuple[torch.Tensor, ...] | None = None  # the random generators', when the call was planned
 
 
 class Runtime:
@@ -86,6 +88,7 @@ class Runtime:
         budget = self.budget_bytes(profile, model, args, kwargs)
         self.progress("deciding")
         planned = self._checked(profile, budget, model, args, kwargs)
+        planned.states = generator_states()
         self.remember(self.key(model, args, kwargs), planned)
         return planned
 

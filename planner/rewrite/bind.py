@@ -1,0 +1,43 @@
+"""A captured graph, bound to the tensors of one model."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ..errors import GuardError
+from .graphcode import CapturedModule
+from .state import State
+from .structure import equal
+
+if TYPE_CHECKING:
+    from .capture import Captured
+
+
+def bind(captured: Captured, model: nn.Module) -> CapturedModule:
+    """The captured graph on the tensors of `model`.
+
+    Raises:
+        GuardError: the model's Python state is another than that of the model that was captured.
+    """
+    state = State(model)
+    picture = state.picture()
+    either = (captured.picture, captured.settled)
+    for label in sorted({*picture, *captured.picture}):
+        if not any(label in p and label in picture and equal(p[label], picture[label]) for p in either):
+            raise GuardError(f"the model's Python state differs from that which was captured: {label}")
+    state.expect(captured.changes)
+    state.with_globals(captured.state)
+    graph = copy.deepcopy(captured.graph)
+    graph.set_codegen(captured.code.under(state))
+    names = dict.fromkeys(str(node.target) for node in graph.nodes if node.op == "get_attr")
+    module = CapturedModule(
+        captured.constants.found_on(model, names), graph, class_name=f"Captured{type(model).__name__}"
+    )
+    module.training = model.training
+    module.meta.update(
+        guards=captured.guards, limits=captured.limits, undo=captured.undo, undo_inputs=captured.undo_inputs
+    )
+    return module
