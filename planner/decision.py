@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import msgspec
 
@@ -67,6 +68,7 @@ class Decision:
     solution: Solution
     budget_bytes: int
     strategy: str
+    mechanism: ClassVar[str] = "slice"
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -134,9 +136,18 @@ def infeasible(decision: Decision, smallest: int) -> InfeasibleBudgetError:
     )
     if decision.strategy != "budget":
         found = decision.timeline.peak_bytes
+        other = f' with mechanism "{decision.mechanism}"' if decision.mechanism != "slice" else ""
         return InfeasibleBudgetError(
             f'strategy "{decision.strategy}" needs {format_bytes(found)}, over the budget of {format_bytes(budget)}; '
-            f'strategy "budget" can keep {format_bytes(smallest)} ({smallest} bytes)',
+            f'strategy "budget" can keep {format_bytes(smallest)} ({smallest} bytes){other}',
+            budget_bytes=budget,
+            minimum_bytes=smallest,
+        )
+    if decision.mechanism != "slice":
+        return InfeasibleBudgetError(
+            f'mechanism "{decision.mechanism}" cannot do a step of {profile.model} in {format_bytes(budget)}: the '
+            f"smallest budget that it can keep is {format_bytes(smallest)} ({smallest} bytes). At that peak: {needs}. "
+            'Mechanism "slice" may keep a smaller one.',
             budget_bytes=budget,
             minimum_bytes=smallest,
         )

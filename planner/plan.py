@@ -138,6 +138,22 @@ class Plan:
         return self.decision.strategy
 
     @property
+    def mechanism(self) -> str:
+        """How it is carried out: "slice" or "torch"."""
+        return self.decision.mechanism
+
+    @property
+    def mechanism_reason(self) -> str:
+        """What that is, and why it was taken; a sentence."""
+        if self._runtime.mechanism != self.mechanism:
+            return "Forward is followed: this call cannot be captured as a graph that repeats it."
+        if self.mechanism == "torch" and not self.segments:
+            return "As asked for; nothing is checkpointed, so the model's own forward runs."
+        if self.mechanism == "torch":
+            return "As asked for: a captured graph runs, with the segments in torch.utils.checkpoint."
+        return "The default: forward is followed, and backward runs only what was dropped again."
+
+    @property
     def segments(self) -> tuple[Segment, ...]:
         """The groups of operations that backward runs again."""
         return self.decision.segments
@@ -198,8 +214,8 @@ class Plan:
         planned, r = self._planned(), self._runtime
         profile = planned.decision.profile
         how = {"optimizer": r.optimizer}
-        real = rehearse(model, args, kwargs, r.loss_fn, planned.directions, **how)
-        seconds = rehearse(model, args, kwargs, r.loss_fn, planned.directions, timed_only=True).seconds
+        real = rehearse(model, args, kwargs, r.loss_fn, planned.way, **how)
+        seconds = rehearse(model, args, kwargs, r.loss_fn, planned.way, timed_only=True).seconds
         try:
             plain = rehearse(model, args, kwargs, r.loss_fn, None, **how)
             plain_seconds = rehearse(model, args, kwargs, r.loss_fn, None, timed_only=True).seconds
@@ -220,7 +236,7 @@ class Plan:
         model, args, kwargs = self._example()
         planned, loss_fn = self._planned(), self._runtime.loss_fn
         plain = dict(outcome(model, args, kwargs, loss_fn, None))
-        found = dict(outcome(model, args, kwargs, loss_fn, planned.directions))
+        found = dict(outcome(model, args, kwargs, loss_fn, planned.way))
         again: dict[str, torch.Tensor] | None = None
         if plain.keys() != found.keys():
             missing = sorted(plain.keys() ^ found.keys())
@@ -257,7 +273,7 @@ class Plan:
             PlanMismatchError: the file is no plan, or one of another version of the format.
         """
         decision = read_plan(path)
-        runtime = Runtime(decision.budget_bytes, decision.strategy)
+        runtime = Runtime(decision.budget_bytes, decision.strategy, mechanism=decision.mechanism)
         runtime.first = Planned(decision)
         return cls(runtime)
 

@@ -92,6 +92,8 @@ class Report(msgspec.Struct, frozen=True):
     segments: tuple[Segment, ...]
     notes: tuple[str, ...]
     verdict: Verdict
+    mechanism: str = ""
+    mechanism_reason: str = ""
     measurement: Measured | None = None
     verified: bool | None = None
 
@@ -135,6 +137,8 @@ def describe(plan: Plan, measurement: Measurement | None = None, verified: bool 
         ),
         notes=tuple(plan.notes),
         verdict=_verdict(plan, measured),
+        mechanism=plan.mechanism,
+        mechanism_reason=plan.mechanism_reason,
         measurement=measured,
         verified=verified,
     )

@@ -12,17 +12,20 @@ import torch
 from torch import nn
 
 from .budget import Bytes, Free, Share, format_bytes, parse_budget
-from .decision import Decision, decide, infeasible
-from .errors import InfeasibleBudgetError
+from .decision import Decision, infeasible
+from .errors import CaptureError, GuardError, InfeasibleBudgetError, UnsupportedModelError
+from .mechanism import Mechanism, Slice, mechanism
 from .profile import Profile
 from .profiling.measure import device_of, measure_profile, resident
 from .profiling.meter import free_bytes
-from .profiling.rehearse import rehearse
+from .profiling.rehearse import Way, rehearse
 from .profiling.signature import input_signature
+from .regional import RegionDecision
 from .replay.directions import Directions, direct
 from .replay.follow import Follower
 from .replay.group import generator_states
-from .solve import Solution, SolveStatus, minimum
+from .rewrite.rewritten import Rewritten
+from .solve import Solution, SolveStatus
 
 log = logging.getLogger("ckpt_planner")
 
@@ -40,12 +43,16 @@ _ACTIVE = threading.local()
 class Planned:
     """A decision for one kind of call, ready to be carried out."""
 
-    def __init__(self, decision: Decision) -> None:
+    def __init__(self, decision: Decision, rewritten: Rewritten | None = None) -> None:
         self.decision = decision
+        if rewritten is None and isinstance(decision, RegionDecision) and decision.regions:
+            rewritten = Rewritten(decision)  # captured at its first use
+        self.rewritten = rewritten
         self.directions: Directions | None = None
         if decision.schedule.groups:
             self.directions = direct(decision.profile, decision.schedule)
         self.misses = 0
+        self.way: Way = self.rewritten or self.directions
         self.states: tuple[torch.Tensor, ...] | None = None  # the random generators', when the call was planned
 
 
@@ -54,7 +61,7 @@ class Runtime:
 
     Args:
         budget: as `optimize` takes it.
-        strategy, loss_fn, optimizer: likewise.
+        strategy, loss_fn, optimizer, mechanism: likewise.
         progress: told the name of each stage of planning.
     """
 
@@ -65,8 +72,10 @@ class Runtime:
         loss_fn: Callable[[Any], torch.Tensor] | None = None,
         optimizer: Any = None,
         progress: Callable[[str], None] | None = None,
+        mechanism: str = "slice",
     ) -> None:
         self.budget, self.strategy, self.loss_fn, self.optimizer = budget, strategy, loss_fn, optimizer
+        self.mechanism = mechanism
         self.progress = progress or (lambda stage: None)
         self.cache: OrderedDict[Key, Planned] = OrderedDict()
         self.first: Planned | None = None
@@ -87,8 +96,11 @@ class Runtime:
         )
         budget = self.budget_bytes(profile, model, args, kwargs)
         self.progress("deciding")
-        planned = self._checked(profile, budget, model, args, kwargs)
+        how = self._mechanism(profile, model, args, kwargs)
+        planned = self._checked(how, profile, budget, model, args, kwargs)
         planned.states = generator_states()
+        if planned.rewritten is not None:
+            planned.rewritten.bound_to(model, args, kwargs)
         self.remember(self.key(model, args, kwargs), planned)
         return planned
 
@@ -121,40 +133,55 @@ class Runtime:
         here = sum(resident(model, args, kwargs, device).values())
         return here + int(free_bytes(device) * (1 - RESERVE))
 
-    def _checked(self, profile: Profile, budget: int, model: nn.Module, args: Any, kwargs: Any) -> Planned:
+    def _mechanism(self, profile: Profile, model: nn.Module, args: Any, kwargs: Any) -> Mechanism:
+        try:
+            return mechanism(self.mechanism, profile, model, args, kwargs)
+        except (UnsupportedModelError, CaptureError, GuardError) as error:
+            if self.first is None:
+                raise
+            log.warning('%s This kind of call is planned for mechanism "slice".', error)
+            return Slice()
+
+    def _checked(
+        self, how: Mechanism, profile: Profile, budget: int, model: nn.Module, args: Any, kwargs: Any
+    ) -> Planned:
         """Decide; then take one step under the decision, and decide more tightly if it took more than predicted."""
         target = budget
         for _ in range(4):
             try:
-                planned = Planned(decide(profile, budget, self.strategy, target))
+                decision = how.decide(profile, budget, self.strategy, target)
+                planned = Planned(decision, how.rewritten(decision))
             except InfeasibleBudgetError:
                 break
-            if planned.directions is None and planned.decision.timeline.peak_bytes <= CLEARLY * budget:
+            if planned.way is None and planned.decision.timeline.peak_bytes <= CLEARLY * budget:
                 return planned
             self.progress("rehearsing")
             excess = self._rehearsed(planned, model, args, kwargs) - budget
             if excess <= 0:
                 return planned
             target -= excess
-        return self._smallest(profile, budget, model, args, kwargs)
+        return self._smallest(how, profile, budget, model, args, kwargs)
 
-    def _smallest(self, profile: Profile, budget: int, model: nn.Module, args: Any, kwargs: Any) -> Planned:
+    def _smallest(
+        self, how: Mechanism, profile: Profile, budget: int, model: nn.Module, args: Any, kwargs: Any
+    ) -> Planned:
         """The plan with the smallest peak, if that keeps the budget; else the error that says what would."""
-        planned = Planned(Decision(profile, minimum(profile), budget, self.strategy))
+        decision = how.smallest(profile, budget, self.strategy)
+        planned = Planned(decision, how.rewritten(decision))
         predicted = planned.decision.timeline.peak_bytes
         real = self._rehearsed(planned, model, args, kwargs)
         if self.strategy == "budget" and max(real, predicted) <= budget:
             return planned
         # Another profile of the same step can differ by a few small tensors; what is named has to hold for it, too.
         smallest = max(real, predicted)
-        named = smallest + (max(4096, smallest // 200) if planned.directions is not None else 0)
+        named = smallest + (max(4096, smallest // 200) if planned.way is not None else 0)
         raise infeasible(planned.decision, named)
 
     def _rehearsed(self, planned: Planned, model: nn.Module, args: Any, kwargs: Any) -> int:
         """The peak of a real step under a plan, bytes; more than there is where it ran out of memory."""
         state = planned.decision.profile.optimizer_state_bytes
         try:
-            return rehearse(model, args, kwargs, self.loss_fn, planned.directions, state_bytes=state).peak_bytes
+            return rehearse(model, args, kwargs, self.loss_fn, planned.way, state_bytes=state).peak_bytes
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return planned.decision.budget_bytes * 21 // 20 + 1
@@ -180,6 +207,8 @@ class Runtime:
             planned = self._plan_within(model, args, kwargs, key)
         else:
             self.cache.move_to_end(key)
+        if planned.rewritten is not None:
+            return self._run(planned, planned.rewritten, model, plainly, args, kwargs, key)
         if planned.directions is None:
             return plainly(*args, **kwargs)
         follower = Follower(planned.directions)
@@ -192,6 +221,37 @@ class Runtime:
             follower.finish()
         self._look_back(follower, planned, key)
         return result
+
+    def _run(
+        self, planned: Planned, rewritten: Rewritten, model: nn.Module, plainly: Any, args: Any, kwargs: Any, key: Key
+    ) -> Any:
+        """One call by the rewritten forward; by the model's own where a guard fails, and then it is planned anew."""
+        _ACTIVE.busy = True
+        try:
+            try:
+                result = rewritten.run(model, args, kwargs)
+            except GuardError as error:
+                missed = error
+            else:
+                planned.misses = 0
+                return result
+            planned.misses += 1
+            if planned.misses == 1:
+                log.warning(
+                    "a step of %s ran its own forward, which keeps everything: %s",
+                    planned.decision.profile.model,
+                    missed,
+                )
+            self._replan(planned, key, 2 if missed.guard is not None else 1)
+            return plainly(*args, **kwargs)
+        finally:
+            _ACTIVE.busy = False
+
+    def _replan(self, planned: Planned, key: Key, after: int) -> None:
+        """Have a kind of call planned again whose steps left the plan `after` times in a row."""
+        if planned.misses >= after and self._replans.get(key, 0) < REPLANS:
+            self._replans[key] = self._replans.get(key, 0) + 1
+            self.cache.pop(key, None)
 
     def _plan_within(self, model: nn.Module, args: Any, kwargs: Any, key: Key) -> Planned:
         _ACTIVE.busy = True
@@ -232,9 +292,7 @@ class Runtime:
                 found,
                 expected,
             )
-        if planned.misses >= 2 and self._replans.get(key, 0) < REPLANS:
-            self._replans[key] = self._replans.get(key, 0) + 1
-            self.cache.pop(key, None)
+        self._replan(planned, key, 2)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {k: v for k, v in self.__dict__.items() if k != "progress"}

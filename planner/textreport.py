@@ -84,6 +84,8 @@ def _costs(report: Report) -> list[str]:
             again += f" (gap {report.gap:.1%})" if report.gap is not None else ""
         lines.append(f"{again}.")
     lines.append(report.status)
+    if report.mechanism:
+        lines.append(f"Mechanism {report.mechanism}. {report.mechanism_reason}")
     return lines
 
 

@@ -66,6 +66,8 @@ def plan(**changes: Any) -> Any:
         "notes": (),
         "lower_bound_seconds": 0.01,
         "gap": 0.01,
+        "mechanism": "slice",
+        "mechanism_reason": "The default.",
     }
     return SimpleNamespace(**{**values, **changes})
 

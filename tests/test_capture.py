@@ -165,6 +165,24 @@ def test_a_call_whose_guard_fails_leaves_generators_and_buffers_alone() -> None:
     assert torch.is_grad_enabled()
 
 
+class Drawn(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = (torch.rand(len(x)) > 0.5).nonzero().flatten()
+        return super().forward(x[chosen]).view(chosen.shape[0], -1)
+
+
+def test_a_shape_that_hangs_on_a_draw_is_a_guard_and_leaves_the_generator_alone() -> None:
+    model, x = Drawn(4, 4), torch.randn(64, 4)
+    seed(1)
+    graph = capture(model, (x,))
+    assert torch.equal(graph(x), (seed(1), model(x))[1])
+    seed(2)
+    before = generators()
+    with pytest.raises(GuardError, match="shape"):
+        graph(x)
+    assert all(map(torch.equal, before, generators()))
+
+
 @pytest.mark.parametrize(
     "change",
     [

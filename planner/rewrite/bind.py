@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import fx, nn
 
 from ..errors import GuardError
 from .graphcode import CapturedModule
@@ -16,8 +17,16 @@ if TYPE_CHECKING:
     from .capture import Captured
 
 
-def bind(captured: Captured, model: nn.Module) -> CapturedModule:
+def bind(
+    captured: Captured, model: nn.Module, graph: fx.Graph | None = None, values: Mapping[str, Any] | None = None
+) -> CapturedModule:
     """The captured graph on the tensors of `model`.
+
+    Args:
+        captured: what `record` returned.
+        model: of the structure of the one that was captured.
+        graph: what was made of the captured graph, if that is not to be run as it is.
+        values: what `get_attr` nodes of `graph` name besides the captured graph's.
 
     Raises:
         GuardError: the model's Python state is another than that of the model that was captured.
@@ -30,12 +39,12 @@ def bind(captured: Captured, model: nn.Module) -> CapturedModule:
             raise GuardError(f"the model's Python state differs from that which was captured: {label}")
     state.expect(captured.changes)
     state.with_globals(captured.state)
-    graph = copy.deepcopy(captured.graph)
+    graph = copy.deepcopy(graph if graph is not None else captured.graph)
     graph.set_codegen(captured.code.under(state))
     names = dict.fromkeys(str(node.target) for node in graph.nodes if node.op == "get_attr")
-    module = CapturedModule(
-        captured.constants.found_on(model, names), graph, class_name=f"Captured{type(model).__name__}"
-    )
+    extra = dict(values or {})
+    found = {**captured.constants.found_on(model, [name for name in names if name not in extra]), **extra}
+    module = CapturedModule(found, graph, class_name=f"Captured{type(model).__name__}")
     module.training = model.training
     module.meta.update(
         guards=captured.guards, limits=captured.limits, undo=captured.undo, undo_inputs=captured.undo_inputs

@@ -83,7 +83,7 @@ def look(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What of a tensor may steer a forward without its values being read."""
     strides = tensor.stride() if tensor.layout is torch.strided else ()
     plain = plain_layout(tensor)
-    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf, strides, plain
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, strides, plain
 
 
 def modes() -> tuple[Any, ...]:
@@ -105,7 +105,7 @@ class CapturedModule(fx.GraphModule):  # type: ignore[misc,unused-ignore]
             GuardError: the model would take another path in this call.
         """
         graded, cast = torch.is_grad_enabled(), autocast_state()
-        before = Undo(self, args, kwargs) if any(not g.shape for g in self.meta["guards"]) else None
+        before = Undo(self, args, kwargs) if self.meta["guards"] else None
         try:
             return super().__call__(*args, **kwargs)
         except BaseException as error:
@@ -114,8 +114,8 @@ class CapturedModule(fx.GraphModule):  # type: ignore[misc,unused-ignore]
                 torch.set_autocast_enabled(device, enabled)
                 torch.set_autocast_dtype(device, dtype)
             if before is not None and isinstance(error, GuardError):
-                error.__traceback__ = None  # it holds what the abandoned run has made
                 before.undo()
+                raise error.with_traceback(None) from None  # which holds what the abandoned run has made
             raise
 
 

@@ -22,7 +22,7 @@ INCIDENTAL = frozenset(
 # Reads that do not look at a tensor's values.
 SHAPES = frozenset(
     {"shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "stride", "storage_offset", "__len__", "dtype",
-     "device", "layout", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "requires_grad", "is_leaf",
+     "device", "layout", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "requires_grad",
      "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "itemsize", "element_size", "nbytes", "get_device",
      "type", "is_tensor", "is_conj", "is_neg", "is_inference", "is_mps", "is_xpu", "names", "retains_grad", "grad"}
 )  # fmt: skip

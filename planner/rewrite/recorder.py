@@ -267,8 +267,9 @@ class Recorder(TorchFunctionMode):
     def _unseen(self, tensor: torch.Tensor) -> CaptureError:
         return CaptureError(
             f"a tensor of shape {tuple(tensor.shape)} used at {calling_line()} in module "
-            f"'{self._path[-1] if self._path else ''}' was made by a call that cannot be seen (NumPy, an extension in "
-            "C++): a graph would hold its present value. Make it before forward, or by a torch function."
+            f"'{self._path[-1] if self._path else ''}' was made by a call that cannot be seen (an extension in C++, "
+            "NumPy, a custom Function whose `apply` was kept under another name); a graph would keep this value. "
+            "Make it before forward, or by a torch function."
         )
 
     # -- the end ----------------------------------------------------------------------------------------------------
@@ -313,9 +314,14 @@ def _nameable(func: Any) -> bool:
     if isinstance(func, Apply):
         return False
     try:
-        return bool(fx.node._get_qualified_name(func))
+        name = fx.node._get_qualified_name(func)
+        found: Any = torch
+        for part in name.split(".")[1:] if name.startswith("torch.") else ():
+            found = getattr(found, part)
     except Exception:  # a callable without a name of its own
         return False
+    # Generated code says the names of torch's functions; others it is given as they are.
+    return found is func or not name.startswith("torch.")
 
 
 def _apply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

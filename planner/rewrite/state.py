@@ -9,7 +9,9 @@ from __future__ import annotations
 import enum
 import gc
 import sys
+import sysconfig
 import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 _OPAQUE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, torch.Generator)
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+_PYTHON = sysconfig.get_paths()["stdlib"]
 _DEPTH = 5  # how far attributes of attributes are followed
 _MOST = 100_000  # values watched; beyond, only identities are
 _MISSING = object()
@@ -96,7 +99,9 @@ class State:
 
     def picture(self) -> dict[str, Any]:
         """The watched numbers, strings and flags by their names, such that those of a copy of the model are equal."""
-        return {label: v for _, _, v, label in self._values if isinstance(v, _ATOMS)}
+        found = {label: v for _, _, v, label in self._values if isinstance(v, _ATOMS)}
+        found.update({f"{label} (contents)": _kinds(value) for value, _, label in self._contents[: self._own[1]]})
+        return found
 
     # -- what the first call settles --------------------------------------------------------------------------------
 
@@ -180,6 +185,8 @@ class State:
             return
         self._seen.add(id(value))
         if isinstance(value, (list, dict, set, tuple)):
+            if isinstance(value, list) and value and isinstance(value[0], weakref.ref):
+                return  # a cache of the library's
             self._contents.append((value, _content(value), label))
             items = value.items() if isinstance(value, dict) else enumerate(value) if not isinstance(value, set) else ()
             for key, item in list(items):
@@ -195,7 +202,10 @@ class State:
     def frame(self, frame: types.FrameType) -> None:
         """A Python function begins to run within forward: watch the globals that its code names."""
         code = frame.f_code
-        if (code, id(frame.f_globals)) in self._frames or code.co_filename.startswith(_LIBRARY):
+        name = code.co_filename
+        if (code, id(frame.f_globals)) in self._frames or name.startswith(_LIBRARY):
+            return
+        if name.startswith((_PYTHON, "<frozen")) and "-packages" not in name:
             return
         self._frames.add((code, id(frame.f_globals)))
         if set(code.co_freevars) - {"__class__"}:
@@ -259,6 +269,17 @@ def _content(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return ("set", frozenset(map(_content, value)))
     return (type(value).__name__, value if isinstance(value, _ATOMS) else id(value))
+
+
+def _kinds(value: Any) -> Any:
+    """What is in a container: atoms by value, the rest by type."""
+    if isinstance(value, dict):
+        return tuple((k if isinstance(k, str) else type(k).__name__, _kinds(v)) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_kinds, value))
+    if isinstance(value, (set, frozenset)):
+        return (type(value).__name__, len(value))
+    return value if isinstance(value, _ATOMS) else type(value).__name__
 
 
 def resolve(model: nn.Module, path: tuple[Step, ...]) -> Any:
