@@ -11,6 +11,7 @@ from .errors import (
     BudgetError,
     CaptureError,
     CkptPlannerError,
+    GuardError,
     InfeasibleBudgetError,
     PlanMismatchError,
     UnsupportedModelError,
@@ -21,14 +22,17 @@ from .profile import Profile
 if TYPE_CHECKING:
     from .monitor import Monitor, StepRecord
     from .optimize import optimize
-    from .plan import Measurement, Plan
+    from .plan import Plan
+    from .rewrite.capture import capture
+    from .trial import Measurement
 
 _LAZY = {
     "optimize": "optimize",
     "Plan": "plan",
-    "Measurement": "plan",
+    "Measurement": "trial",
     "Monitor": "monitor",
     "StepRecord": "monitor",
+    "capture": "rewrite.capture",
 }
 
 __version__ = "0.1.0"
@@ -49,6 +53,7 @@ __all__ = [
     "BudgetError",
     "CaptureError",
     "CkptPlannerError",
+    "GuardError",
     "InfeasibleBudgetError",
     "Measurement",
     "Monitor",
@@ -58,5 +63,6 @@ __all__ = [
     "StepRecord",
     "UnsupportedModelError",
     "VerificationError",
+    "capture",
     "optimize",
 ]

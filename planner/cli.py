@@ -69,6 +69,15 @@ def _checked_budget(context: click.Context, parameter: click.Parameter, value: s
     help="A class of torch.optim, e.g. AdamW, whose state and step count too; over the file's `optimizer`. "
     '"none": no optimizer.',
 )
+@click.option(
+    "--mechanism",
+    envvar="CKPT_PLAN_MECHANISM",
+    type=click.Choice(["slice", "torch"]),
+    default="slice",
+    show_default=True,
+    help="slice: follow forward, run again only what was dropped; torch: a captured graph with regions in "
+    "torch.utils.checkpoint.",
+)
 @click.option("--device", envvar="CKPT_PLAN_DEVICE", help="Move the model and inputs there first, e.g. cuda.")
 @click.option("--measure", is_flag=True, help="Run one real step and show the measured peak beside the predicted one.")
 @click.option("--verify", is_flag=True, help="Compare loss, gradients, buffers and random state with the plain step.")
@@ -90,6 +99,7 @@ def report(
     budget: str | None,
     strategy: str,
     optimizer: str | None,
+    mechanism: str,
     device: str | None,
     measure: bool,
     verify: bool,
@@ -113,7 +123,7 @@ def report(
     try:
         # What the user's code prints is not the report.
         with contextlib.redirect_stdout(sys.stderr):
-            plan = _plan(target, budget, strategy, optimizer, device)
+            plan = _plan(target, budget, strategy, optimizer, device, mechanism)
             measurement = verified = None
             if measure:
                 with _busy("measuring one step"):
@@ -140,7 +150,9 @@ def report(
         raise click.exceptions.Exit(1)
 
 
-def _plan(target: str, budget: str | None, strategy: str, optimizer: str | None, device: str | None) -> Plan:
+def _plan(
+    target: str, budget: str | None, strategy: str, optimizer: str | None, device: str | None, mechanism: str
+) -> Plan:
     path, name = userfile.split(target)
     with _busy("importing torch"):
         import torch
@@ -162,6 +174,7 @@ def _plan(target: str, budget: str | None, strategy: str, optimizer: str | None,
         loss_fn=subject.loss_fn,
         optimizer=subject.optimizer if optimizer is None else chosen,
         strategy=strategy,
+        mechanism=mechanism,
     )
 
 

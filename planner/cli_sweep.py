@@ -70,7 +70,7 @@ def sweep(target: str, points: int, optimizer: str | None, device: str | None, f
     try:
         # What the user's code prints is not the curve.
         with contextlib.redirect_stdout(sys.stderr):
-            plan = cli._plan(target, ANY_BUDGET, "none", optimizer, device)
+            plan = cli._plan(target, ANY_BUDGET, "none", optimizer, device, "slice")
             with cli._busy(f"deciding {points} budgets"):
                 swept = describe(plan, plan.frontier(points))
     except CkptPlannerError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import msgspec
 
@@ -70,6 +71,7 @@ class Decision:
     budget_bytes: int
     strategy: str
     target_bytes: int | None = None
+    mechanism: ClassVar[str] = "slice"
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -90,6 +92,12 @@ class Decision:
     def segments(self) -> tuple[Segment, ...]:
         """The groups that backward replays, in the order of forward."""
         return tuple(_segment(self.profile, self.schedule, g) for g in self.schedule.groups if g.trigger >= 0)
+
+    @cached_property
+    def segment_of(self) -> dict[int, int]:
+        """For each operation that runs again, the number of its segment."""
+        groups = [g for g in self.schedule.groups if g.trigger >= 0]
+        return {i: number for number, group in enumerate(groups) for i in group.ops}
 
     @property
     def follow_seconds(self) -> float:
@@ -148,9 +156,18 @@ def infeasible(decision: Decision, smallest: int) -> InfeasibleBudgetError:
     )
     if decision.strategy != "budget":
         found = decision.timeline.peak_bytes
+        other = f' with mechanism "{decision.mechanism}"' if decision.mechanism != "slice" else ""
         return InfeasibleBudgetError(
             f'strategy "{decision.strategy}" needs {format_bytes(found)}, over the budget of {format_bytes(budget)}; '
-            f'strategy "budget" can keep {format_bytes(smallest)} ({smallest} bytes)',
+            f'strategy "budget" can keep {format_bytes(smallest)} ({smallest} bytes){other}',
+            budget_bytes=budget,
+            minimum_bytes=smallest,
+        )
+    if decision.mechanism != "slice":
+        return InfeasibleBudgetError(
+            f'mechanism "{decision.mechanism}" cannot do a step of {profile.model} in {format_bytes(budget)}: the '
+            f"smallest budget that it can keep is {format_bytes(smallest)} ({smallest} bytes). At that peak: {needs}. "
+            'Mechanism "slice" may keep a smaller one.',
             budget_bytes=budget,
             minimum_bytes=smallest,
         )

@@ -44,6 +44,19 @@ class CaptureError(CkptPlannerError):
     """The model could not be run once to see what it does: its forward failed, or nothing needs a gradient."""
 
 
+class GuardError(CkptPlannerError):
+    """A captured graph does not hold for this call: the model would take another path.
+
+    Attributes:
+        guard: the guard that failed; None where the call or the model's Python state differs. It has the `place`
+            (file and line), the `module` and the `expected` value.
+    """
+
+    def __init__(self, message: str, *, guard: object = None) -> None:
+        super().__init__(message)
+        self.guard = guard
+
+
 class UnsupportedModelError(CkptPlannerError):
     """The model does something that cannot be planned faithfully; the message names the place."""
 

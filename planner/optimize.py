@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .errors import CkptPlannerError, UnsupportedModelError
+from .mechanism import MECHANISMS
 from .plan import Plan
 from .planned import plain_module
 from .progress import stage_reporter
@@ -25,6 +26,7 @@ def optimize(
     optimizer: Any = None,
     strategy: str = "budget",
     process_group: Any = None,
+    mechanism: str = "slice",
 ) -> Plan:
     """Plan the training step of `model` under a budget of peak memory.
 
@@ -41,6 +43,8 @@ def optimize(
             (every repeated block, as by hand), "none".
         process_group: the ranks that train this model together, as `DistributedDataParallel` takes it; by default all.
             Where there are several, each has to plan, and the first of them decides for all.
+        mechanism: "slice" follows the model's forward and runs only what was dropped again; "torch" runs a graph
+            captured from the forward, with regions in `torch.utils.checkpoint`.
 
     Returns:
         The plan; `plan.model` is the module to train.
@@ -64,9 +68,11 @@ def optimize(
         raise CkptPlannerError(f"optimize plans a torch.nn.Module, not a {type(model).__name__}")
     if strategy not in STRATEGIES:
         raise CkptPlannerError(f"strategy {strategy!r} is unknown; choose one of {', '.join(STRATEGIES)}")
+    if mechanism not in MECHANISMS:
+        raise CkptPlannerError(f"mechanism {mechanism!r} is unknown; choose one of {', '.join(MECHANISMS)}")
     _refuse_what_cannot_be_followed(model)
     model = plain_module(model)
-    runtime = Runtime(budget, strategy, loss_fn, optimizer, stage_reporter(), process_group)
+    runtime = Runtime(budget, strategy, loss_fn, optimizer, stage_reporter(), process_group, mechanism)
     call = None
     if example_args is not None or example_kwargs is not None:
         args = example_args if isinstance(example_args, tuple) else (example_args,) if example_args is not None else ()

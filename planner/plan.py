@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-import torch
 from torch import nn
 
+from .deciding import Planned
 from .decision import Breakdown, Decision, Segment
-from .errors import CkptPlannerError, PlanMismatchError, VerificationError
+from .errors import CkptPlannerError, PlanMismatchError
 from .frontier import POINTS, Frontier, FrontierPoint, frontier
 from .planfile import read_plan, write_plan
 from .planned import planned_module
 from .profile import Profile
-from .profiling.rehearse import outcome, rehearse
 from .profiling.signature import input_signature, model_structure
-from .replay.directions import Directions
-from .runtime import Planned, Runtime
+from .runtime import Runtime
 from .solve import SolveStatus
+from .trial import Measurement, compare, measured
 
-ROUNDS = 3  # timed steps of each way in `measure`
-SLOW = 1.0  # seconds of a step above which one round has to do
-
-
-class Measurement(msgspec.Struct, frozen=True):
-    """What a real step took, beside what was predicted.
-
-    Attributes:
-        peak_bytes, predicted_peak_bytes: of the planned step, the optimizer's step included if one was given.
-        step_seconds: forward and backward of the planned step.
-        baseline_peak_bytes, baseline_step_seconds: the plain step's; None where it did not fit.
-    """
-
-    peak_bytes: int
-    predicted_peak_bytes: int
-    step_seconds: float
-    baseline_peak_bytes: int | None = None
-    baseline_step_seconds: float | None = None
+if TYPE_CHECKING:
+    from .rewrite.graphcode import CapturedModule
 
 
 class Plan:
@@ -140,6 +121,22 @@ class Plan:
         return self.decision.strategy
 
     @property
+    def mechanism(self) -> str:
+        """How it is carried out: "slice" or "torch"."""
+        return self.decision.mechanism
+
+    @property
+    def mechanism_reason(self) -> str:
+        """What that is, and why it was taken; a sentence."""
+        if self._runtime.mechanism != self.mechanism:
+            return "Forward is followed: this call cannot be captured as a graph that repeats it."
+        if self.mechanism == "torch" and not self.segments:
+            return "As asked for; nothing is checkpointed, so the model's own forward runs."
+        if self.mechanism == "torch":
+            return "As asked for: a captured graph runs, with the segments in torch.utils.checkpoint."
+        return "The default: forward is followed, and backward runs only what was dropped again."
+
+    @property
     def segments(self) -> tuple[Segment, ...]:
         """The groups of operations that backward runs again."""
         return self.decision.segments
@@ -161,6 +158,19 @@ class Plan:
         if self.profile.loss.startswith("a stand-in"):
             notes.append(f"Planned with {self.profile.loss}.")
         return tuple(notes)
+
+    @property
+    def graph(self) -> CapturedModule:
+        """The planned call's forward as a `torch.fx.GraphModule`, its nodes annotated; see `planned_graph`.
+
+        Raises:
+            CaptureError: the call takes another path than when it was planned.
+        """
+        model, args, kwargs = self._example()
+        planned = self._planned()
+        from .rewrite.annotate import planned_graph
+
+        return planned_graph(planned.decision, model, args, kwargs, planned.states)
 
     def __str__(self) -> str:
         if not self.planned:
@@ -214,31 +224,8 @@ class Plan:
 
         The peaks are those of one step each, the times medians over steps that were run in turn.
         """
-        model, args, kwargs = self._example()
         r = self._runtime
-        ways: dict[str, Directions | None] = {"planned": self._planned().directions, "plain": None}
-        peaks: dict[str, int] = {}
-        seconds: dict[str, list[float]] = {}
-        slow = False
-        for name, directions in tuple(ways.items()):
-            try:
-                real = rehearse(model, args, kwargs, r.loss_fn, directions, optimizer=r.optimizer)
-            except (torch.OutOfMemoryError, MemoryError):
-                if name == "planned":
-                    raise
-                del ways[name]
-                continue
-            peaks[name], seconds[name] = real.peak_bytes, []
-            slow = slow or real.seconds > SLOW
-        # In turn, because a machine is not equally fast at all times; the steps above have warmed it up.
-        for _ in range(1 if slow else ROUNDS):
-            for name, directions in ways.items():
-                timed = rehearse(model, args, kwargs, r.loss_fn, directions, timed_only=True)
-                seconds[name].append(timed.seconds)
-        typical = {name: statistics.median(found) for name, found in seconds.items()}
-        return Measurement(
-            peaks["planned"], self.peak_bytes, typical["planned"], peaks.get("plain"), typical.get("plain")
-        )
+        return measured(self._example(), r.loss_fn, r.optimizer, self._planned().way, self.peak_bytes)
 
     def verify(self) -> None:
         """Compare a planned step with a plain one from the same state: loss, gradients, buffers, random generators.
@@ -249,24 +236,7 @@ class Plan:
         Raises:
             VerificationError: names the first tensor that differs.
         """
-        model, args, kwargs = self._example()
-        planned, loss_fn = self._planned(), self._runtime.loss_fn
-        plain = dict(outcome(model, args, kwargs, loss_fn, None))
-        found = dict(outcome(model, args, kwargs, loss_fn, planned.directions))
-        again: dict[str, torch.Tensor] | None = None
-        if plain.keys() != found.keys():
-            missing = sorted(plain.keys() ^ found.keys())
-            raise VerificationError(f"the planned step and the plain one do not give the same values: {missing[0]}")
-        for name, value in plain.items():
-            if _equal(value, found[name]):
-                continue
-            if value.device.type != "cpu":
-                again = again or dict(outcome(model, args, kwargs, loss_fn, None))
-                if _distance(found[name], value) <= 2 * _distance(again[name], value):
-                    continue
-            raise VerificationError(
-                f"{name} differs between the planned and the plain step, by up to {_distance(found[name], value):.3g}"
-            )
+        compare(self._example(), self._runtime.loss_fn, self._planned().way)
 
     def _planned(self) -> Planned:
         if self._runtime.first is None:
@@ -289,7 +259,7 @@ class Plan:
             PlanMismatchError: the file is no plan, or one of another version of the format.
         """
         decision = read_plan(path)
-        runtime = Runtime(decision.budget_bytes, decision.strategy)
+        runtime = Runtime(decision.budget_bytes, decision.strategy, mechanism=decision.mechanism)
         runtime.first = Planned(decision)
         return cls(runtime)
 
@@ -323,21 +293,3 @@ class Plan:
         self._runtime.adopt(model)
         self._model = planned_module(model, self._runtime)
         return self._model
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.layout != b.layout or a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    a, b = _dense(a), _dense(b)
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers of a tensor of any layout."""
-    if tensor.is_nested:
-        return torch.cat([part.flatten() for part in tensor.unbind()])
-    return tensor if tensor.layout is torch.strided else tensor.to_dense()
-
-
-def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((_dense(a).double() - _dense(b).double()).abs().max())

@@ -9,6 +9,8 @@ import msgspec
 from .decision import Decision
 from .errors import PlanMismatchError
 from .profile import SCHEMA_VERSION, Profile
+from .regional import RegionDecision
+from .regions import Region
 from .solve import Solution
 
 _KIND = "ckpt-planner plan"
@@ -23,12 +25,15 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     budget_bytes: int
     solution: Solution
     profile: Profile
+    mechanism: str = "slice"
+    regions: tuple[Region, ...] = ()
 
 
 def encode_plan(decision: Decision) -> bytes:
     """A decision as JSON: keys sorted, no time stamps, so that a diff shows what changed."""
     d = decision
-    file = _File(SCHEMA_VERSION, _KIND, d.strategy, d.budget_bytes, d.solution, d.profile)
+    regions = d.regions if isinstance(d, RegionDecision) else ()
+    file = _File(SCHEMA_VERSION, _KIND, d.strategy, d.budget_bytes, d.solution, d.profile, d.mechanism, regions)
     return msgspec.json.encode(file, order="sorted")
 
 
@@ -69,6 +74,8 @@ def decode_plan(data: bytes, origin: str) -> Decision:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PlanMismatchError(f"{origin} is not a plan of ckpt-planner: {error}") from error
     decision = Decision(file.profile, file.solution, file.budget_bytes, file.strategy)
+    if file.mechanism == "torch":
+        decision = RegionDecision(file.profile, file.solution, file.budget_bytes, file.strategy, regions=file.regions)
     try:
         _ = decision.timeline
     except (ValueError, IndexError) as error:

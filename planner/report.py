@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from .alive import ModuleBytes
     from .moduletree import Node
     from .moments import Moments
-    from .plan import Measurement, Plan
+    from .plan import Plan
     from .profile import Profile
+    from .trial import Measurement
 
 MEMORY_PARTS = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
 
@@ -173,6 +174,8 @@ class Report(msgspec.Struct, frozen=True):
     alive: tuple[ModuleBytes, ...]
     tree: tuple[Node, ...]
     frontier: Frontier | None = None
+    mechanism: str = ""
+    mechanism_reason: str = ""
     measurement: Measured | None = None
     verified: bool | None = None
 
@@ -233,6 +236,8 @@ def describe(
         alive=alive(plan.decision),
         tree=nodes,
         frontier=None if frontier is None or not frontier.points else _frontier(frontier),
+        mechanism=plan.mechanism,
+        mechanism_reason=plan.mechanism_reason,
         measurement=measured,
         verified=verified,
     )

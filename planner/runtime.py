@@ -11,66 +11,39 @@ from typing import Any
 import torch
 from torch import nn
 
-from .budget import Bytes, Free, Share, format_bytes, parse_budget
-from .decision import Decision, decide, infeasible
-from .errors import InfeasibleBudgetError
-from .profile import Profile
-from .profiling.forward import device_of, resident
-from .profiling.measure import measure_profile
-from .profiling.meter import free_bytes
-from .profiling.rehearse import rehearse
+from .budget import format_bytes
+from .deciding import Deciding, Planned
+from .errors import CkptPlannerError, GuardError
 from .profiling.signature import input_signature
 from .profiling.watch import Watch
-from .ranks import Ranks, collectives, ranks_of
-from .replay.directions import Directions, direct
+from .ranks import Ranks, ranks_of
 from .replay.follow import Follower
-from .solve import Solution, SolveStatus, minimum
+from .rewrite.rewritten import Rewritten
 from .together import plan_together
 
 log = logging.getLogger("ckpt_planner")
 
 CACHE = 8  # decisions kept, one for each kind of call
 REPLANS = 3  # how often a kind of call is planned again because steps left the plan
-CLEARLY = 0.98  # a plain step predicted to take less than this share of the budget needs no rehearsal
-RESERVE = 0.05  # share of the device's free memory that budget=None leaves alone
 
 Key = tuple[Any, ...]
-
-Told = Callable[["Planned"], None]
 
 # Set while a step is followed or measured in this thread: planned modules inside it run as they are.
 _ACTIVE = threading.local()
 
 
-class Planned:
-    """A decision for one kind of call, ready to be carried out."""
-
-    def __init__(self, decision: Decision) -> None:
-        self.decision = decision
-        self.directions: Directions | None = None
-        if decision.schedule.groups:
-            self.directions = direct(decision.profile, decision.schedule)
-        self.misses = 0
-
-    def trust_nothing(self) -> None:
-        """The model may draw or write where it did not when it was profiled: watch even what is called first."""
-        for direction in self.directions.ops if self.directions is not None else ():
-            direction.known.add((self,))
-
-
-class Runtime:
+class Runtime(Deciding):
     """Holds what was asked for, and a bounded cache of what was decided.
 
     Args:
         budget: as `optimize` takes it.
-        strategy, loss_fn, optimizer, process_group: likewise.
+        strategy, loss_fn, optimizer, process_group, mechanism: likewise.
         progress: told the name of each stage of planning.
 
     Attributes:
-        cache: decisions by kind of call; `first` is the one that was planned first.
+        cache: decisions by kind of call.
         left: decisions for kinds of calls that are to be planned again.
         calls: how many training calls there were.
-        collectives: whether measuring a step takes part in collectives, as far as is known.
     """
 
     def __init__(
@@ -81,18 +54,16 @@ class Runtime:
         optimizer: Any = None,
         progress: Callable[[str], None] | None = None,
         process_group: Any = None,
+        mechanism: str = "slice",
     ) -> None:
-        self.budget, self.strategy, self.loss_fn, self.optimizer = budget, strategy, loss_fn, optimizer
-        self.progress = progress or (lambda stage: None)
+        super().__init__(budget, strategy, loss_fn, optimizer, progress, mechanism)
         self.cache: OrderedDict[Key, Planned] = OrderedDict()
-        self.first: Planned | None = None
         self.left: dict[Key, Planned] = {}
-        self.calls, self.collectives = 0, True
+        self.calls = 0
         self.watches: list[Watch] = []  # steps that are being watched; each belongs to a monitor
         self._replans: dict[Key, int] = {}
         self._group = process_group
         self._ranks: Ranks | None = None
-        parse_budget(budget)
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -106,35 +77,13 @@ class Runtime:
         """
         ranks = self._ranks = self._ranks or ranks_of(self._group)
         call = (model, args, kwargs)
+        if ranks is not None and self.mechanism != "slice":
+            raise CkptPlannerError(
+                f'mechanism "{self.mechanism}" plans on one rank only; on {ranks.size} ranks use mechanism "slice"'
+            )
         planned = self.plan_alone(*call) if ranks is None else plan_together(self, ranks, *call)
         self.remember(self.key(model, args, kwargs), planned)
         return planned
-
-    def plan_alone(self, model: nn.Module, args: Any, kwargs: Any, told: Told = lambda planned: None) -> Planned:
-        """Plan by this rank's own profile. `told` is given each plan of which a step is taken, before that."""
-        return self.decide_alone(self.measure(model, args, kwargs), model, args, kwargs, told)
-
-    def measure(self, model: nn.Module, args: Any, kwargs: Any) -> Profile:
-        """The profile of one step, and whether it takes part in collectives."""
-        before = collectives()
-        profile = measure_profile(
-            model, args, kwargs, loss_fn=self.loss_fn, optimizer=self.optimizer, progress=self.progress
-        )
-        self.collectives = collectives() != before
-        return profile
-
-    def decide_alone(
-        self,
-        profile: Profile,
-        model: nn.Module,
-        args: Any,
-        kwargs: Any,
-        told: Told = lambda planned: None,
-    ) -> Planned:
-        """Decide from a profile and check by real steps."""
-        budget = self.budget_bytes(profile, model, args, kwargs)
-        self.progress("deciding")
-        return self._checked(profile, budget, (model, args, kwargs), told)
 
     def remember(self, key: Key, planned: Planned) -> None:
         """Keep a decision for calls of this kind."""
@@ -155,58 +104,6 @@ class Runtime:
         modes = tuple(m.training for m in model.modules())
         frozen = tuple(p.requires_grad for p in model.parameters())
         self.cache[self.first.decision.profile.input_signature, modes, frozen] = self.first
-
-    def budget_bytes(self, profile: Profile, model: nn.Module, args: Any, kwargs: Any) -> int:
-        """The budget in bytes of peak, for this step."""
-        budget = parse_budget(self.budget)
-        if isinstance(budget, Bytes):
-            return budget.bytes
-        if isinstance(budget, Share):
-            return budget.of(Decision(profile, _nothing(), 0, "none").plain.peak_bytes)
-        assert isinstance(budget, Free)
-        device = device_of(model, (args, kwargs))
-        here = sum(resident(model, args, kwargs, device).values())
-        return here + int(free_bytes(device) * (1 - RESERVE))
-
-    def _checked(self, profile: Profile, budget: int, call: tuple[nn.Module, Any, Any], told: Told) -> Planned:
-        """Decide; then take one step under the decision, and decide more tightly if it took more than predicted."""
-        target = budget
-        for _ in range(4):
-            try:
-                planned = Planned(decide(profile, budget, self.strategy, target))
-            except InfeasibleBudgetError:
-                break
-            if planned.directions is None and planned.decision.timeline.peak_bytes <= CLEARLY * budget:
-                return planned
-            self.progress("rehearsing")
-            told(planned)
-            excess = self.rehearsed(planned, *call) - budget
-            if excess <= 0:
-                return planned
-            target -= excess
-        return self._smallest(profile, budget, call, told)
-
-    def _smallest(self, profile: Profile, budget: int, call: tuple[nn.Module, Any, Any], told: Told) -> Planned:
-        """The plan with the smallest peak, if that keeps the budget; else the error that says what would."""
-        planned = Planned(Decision(profile, minimum(profile), budget, self.strategy, 0))
-        predicted = planned.decision.timeline.peak_bytes
-        told(planned)
-        real = self.rehearsed(planned, *call)
-        if self.strategy == "budget" and max(real, predicted) <= budget:
-            return planned
-        # Another profile of the same step can differ by a few small tensors; what is named has to hold for it, too.
-        smallest = max(real, predicted)
-        named = smallest + (max(4096, smallest // 200) if planned.directions is not None else 0)
-        raise infeasible(planned.decision, named)
-
-    def rehearsed(self, planned: Planned, model: nn.Module, args: Any, kwargs: Any) -> int:
-        """The peak of a real step under a plan, bytes; more than there is where it ran out of memory."""
-        state = planned.decision.profile.optimizer_state_bytes
-        try:
-            return rehearse(model, args, kwargs, self.loss_fn, planned.directions, state_bytes=state).peak_bytes
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return planned.decision.budget_bytes * 21 // 20 + 1
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -232,6 +129,8 @@ class Runtime:
             self.cache.move_to_end(key)
         for watch in self.watches:
             watch.called(planned.decision, (args, kwargs))
+        if planned.rewritten is not None:
+            return self._run(planned, planned.rewritten, model, plainly, args, kwargs, key)
         if planned.directions is None:
             return plainly(*args, **kwargs)
         follower = Follower(planned.directions)
@@ -255,6 +154,31 @@ class Runtime:
                 watch.replaying(group, begins)
 
         return observe
+
+    def _run(
+        self, planned: Planned, rewritten: Rewritten, model: nn.Module, plainly: Any, args: Any, kwargs: Any, key: Key
+    ) -> Any:
+        """One call by the rewritten forward; by the model's own where a guard fails, and then it is planned anew."""
+        _ACTIVE.busy = True
+        try:
+            try:
+                result = rewritten.run(model, args, kwargs)
+            except GuardError as error:
+                missed = error
+            else:
+                planned.misses = 0
+                return result
+            planned.misses += 1
+            if planned.misses == 1:
+                log.warning(
+                    "a step of %s ran its own forward, which keeps everything: %s",
+                    planned.decision.profile.model,
+                    missed,
+                )
+            self._replan(planned, key, 2 if missed.guard is not None else 1)
+            return plainly(*args, **kwargs)
+        finally:
+            _ACTIVE.busy = False
 
     def _plan_within(self, model: nn.Module, args: Any, kwargs: Any, key: Key) -> Planned:
         _ACTIVE.busy = True
@@ -292,7 +216,11 @@ class Runtime:
                 found,
                 expected,
             )
-        if planned.misses >= 2 and self._replans.get(key, 0) < REPLANS:
+        self._replan(planned, key, 2)
+
+    def _replan(self, planned: Planned, key: Key, after: int) -> None:
+        """Have a kind of call planned again whose steps left the plan `after` times in a row."""
+        if planned.misses >= after and self._replans.get(key, 0) < REPLANS:
             self._replans[key] = self._replans.get(key, 0) + 1
             self.left[key] = planned
             self.cache.pop(key, None)
@@ -316,7 +244,3 @@ class Runtime:
         own = {"cache": OrderedDict(self.cache), "_replans": dict(self._replans), "left": {}}
         made.__setstate__({**self.__getstate__(), **own})
         return made
-
-
-def _nothing() -> Solution:
-    return Solution((), SolveStatus.NOTHING_TO_DO, 0.0, 0)

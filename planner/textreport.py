@@ -98,6 +98,8 @@ def _costs(report: Report) -> list[str]:
         again += f". Following forward takes {seconds(report.follow_seconds)} more" if report.follow_seconds else ""
         lines.append(f"{again}.")
     lines.append(report.status)
+    if report.mechanism:
+        lines.append(f"Mechanism {report.mechanism}. {report.mechanism_reason}")
     return lines
 
 

@@ -23,7 +23,8 @@ from .ranks import Message, Ranks
 from .solve import Solution, SolveStatus, segments_by_bytes
 
 if TYPE_CHECKING:
-    from .runtime import Planned, Runtime
+    from .deciding import Planned
+    from .runtime import Runtime
 
 log = logging.getLogger("ckpt_planner")
 
@@ -133,7 +134,7 @@ def _follow(
 
 def _own(runtime: Runtime, decision: Decision, profile: Profile, budget: int) -> Planned:
     """Rank 0's decision for this rank: as it is, or on this rank's shapes; one of its own where neither fits."""
-    from .runtime import Planned
+    from .deciding import Planned
 
     if _work(decision.profile) == _work(profile):
         if decision.profile.input_signature != profile.input_signature or decision.timeline.peak_bytes > budget:
@@ -150,7 +151,7 @@ def _own(runtime: Runtime, decision: Decision, profile: Profile, budget: int) ->
 
 def _rough(decision: Decision, profile: Profile) -> Planned:
     """A plan for a step that this rank takes only because rank 0 takes one."""
-    from .runtime import Planned
+    from .deciding import Planned
 
     same = _work(decision.profile) == _work(profile)
     dropped = decision.solution.dropped if same else segments_by_bytes(profile)

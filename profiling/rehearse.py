@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -20,6 +20,19 @@ from .loss import loss_of
 from .meter import make_meter
 from .optimizer import stepped
 from .shadow import copied_inputs, shadow, untouched
+
+
+class Runs(Protocol):
+    """Something that runs a model's forward in its own way."""
+
+    def prepare(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """Do whatever is to be done once, before anything is measured."""
+
+    def forward(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the forward of `model`, which may be a copy."""
+
+
+Way = Directions | Runs | None
 
 
 class Rehearsal(msgspec.Struct, frozen=True):
@@ -42,7 +55,7 @@ def rehearse(
     args: Any,
     kwargs: Any,
     loss_fn: Callable[[Any], torch.Tensor] | None,
-    directions: Directions | None,
+    way: Way,
     *,
     optimizer: Any = None,
     state_bytes: int = 0,
@@ -52,7 +65,7 @@ def rehearse(
 
     Args:
         model, args, kwargs, loss_fn: as they were profiled.
-        directions: the plan; None for the plain step.
+        way: the plan: directions for following the forward, or what runs it otherwise; None for the plain step.
         optimizer: stepped as well if given, on copies; its state is made first.
         state_bytes: resident state to add to what is measured where no optimizer is stepped.
         timed_only: measure the time without the memory events, which cost some.
@@ -60,8 +73,8 @@ def rehearse(
     device = device_of(model, (args, kwargs))
     with untouched(), torch.enable_grad():
         copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
-        follower = Follower(directions, trusting=True) if directions is not None else None
-        step = _Step(copy, args, kwargs, loss_fn, follower)
+        follower = Follower(way, trusting=True) if isinstance(way, Directions) else None
+        step = _Step(copy, args, kwargs, loss_fn, follower, None if follower is not None else way)
         if timed_only:
             _synchronise(device)
             begin = time.perf_counter()
@@ -83,11 +96,18 @@ def rehearse(
 
 
 class _Step:
-    def __init__(self, model: nn.Module, args: Any, kwargs: Any, loss_fn: Any, follower: Follower | None) -> None:
+    def __init__(
+        self, model: nn.Module, args: Any, kwargs: Any, loss_fn: Any, follower: Follower | None, runs: Any = None
+    ) -> None:
         self.model, self.args, self.kwargs, self.loss_fn, self.follower = model, args, kwargs, loss_fn, follower
+        self.runs = runs
+        if runs is not None:
+            runs.prepare(model, args, kwargs)
 
     def run(self) -> Any:
-        if self.follower is None:
+        if self.runs is not None:
+            output = self.runs.forward(self.model, self.args, self.kwargs)
+        elif self.follower is None:
             output = self.model(*self.args, **self.kwargs)
         else:
             with self.follower:
@@ -98,9 +118,7 @@ class _Step:
         return output, loss
 
 
-def outcome(
-    model: nn.Module, args: Any, kwargs: Any, loss_fn: Any, directions: Directions | None
-) -> Iterator[tuple[str, torch.Tensor]]:
+def outcome(model: nn.Module, args: Any, kwargs: Any, loss_fn: Any, way: Way) -> Iterator[tuple[str, torch.Tensor]]:
     """Run one step from the present state and yield every value that a plan must not change, with its name.
 
     Loss, the gradients of parameters and inputs, parameters and buffers, and the generators' states after the step.
@@ -108,8 +126,9 @@ def outcome(
     with untouched(), torch.enable_grad():
         copy, (args, kwargs) = shadow(model), copied_inputs((args, kwargs))
         given = list(tensors_in((args, kwargs)))  # forward may put more into what it is given
-        follower = Follower(directions, trusting=True) if directions is not None else None
-        _, loss = _Step(copy, args, kwargs, loss_fn, follower).run()
+        follower = Follower(way, trusting=True) if isinstance(way, Directions) else None
+        step = _Step(copy, args, kwargs, loss_fn, follower, None if follower is not None else way)
+        _, loss = step.run()
         states = generator_states()
     yield "loss", loss.detach()
     for name, parameter in copy.named_parameters():

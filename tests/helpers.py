@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ckpt_planner import InfeasibleBudgetError, Plan, optimize
+from ckpt_planner.deciding import Planned
 from ckpt_planner.decision import Decision
 from ckpt_planner.problem import make_problem
-from ckpt_planner.runtime import Planned
 from ckpt_planner.solve import Solution, SolveStatus
 
 Loss = Callable[[Any], torch.Tensor]

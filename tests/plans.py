@@ -6,10 +6,11 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
+from ckpt_planner.deciding import Planned
 from ckpt_planner.decision import Decision
 from ckpt_planner.plan import Plan
 from ckpt_planner.profile import SCHEMA_VERSION, Profile
-from ckpt_planner.runtime import Planned, Runtime
+from ckpt_planner.runtime import Runtime
 from ckpt_planner.solve import Solution, SolveStatus
 
 MB = 2**20
@@ -71,6 +72,8 @@ def plan(**changes: Any) -> Any:
         "notes": (),
         "lower_bound_seconds": 0.01,
         "gap": 0.01,
+        "mechanism": "slice",
+        "mechanism_reason": "The default.",
     }
     return SimpleNamespace(**{**values, **changes})
 

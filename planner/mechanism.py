@@ -1,0 +1,89 @@
+"""The two ways to carry out a plan, behind one interface.
+
+"slice": the model's own forward is followed, and backward runs only dropped operations again. "torch": a captured graph
+of the forward, with regions in `torch.utils.checkpoint`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import nn
+
+from .decision import Decision, decide
+from .profile import Profile
+from .regional import RegionDecision, decide_regions, minimum_regions
+from .rewrite.capture import Captured, record
+from .rewrite.partition import positions
+from .rewrite.rewritten import Rewritten, fitting
+from .solve import minimum
+
+MechanismName = Literal["slice", "torch"]
+MECHANISMS: tuple[str, ...] = get_args(MechanismName)
+
+
+class Mechanism(Protocol):
+    """Decides within what it can do."""
+
+    def decide(self, profile: Profile, budget: int, strategy: str, target: int) -> Decision:
+        """Like `ckpt_planner.decision.decide`."""
+
+    def smallest(self, profile: Profile, budget: int, strategy: str) -> Decision:
+        """The decision with the smallest peak that is found."""
+
+    def rewritten(self, decision: Decision) -> Rewritten | None:
+        """The forward that carries a decision out; None where the model's own is followed."""
+
+
+class Slice:
+    """Follows the model's forward."""
+
+    def decide(self, profile: Profile, budget: int, strategy: str, target: int) -> Decision:
+        """Like `ckpt_planner.decision.decide`."""
+        return decide(profile, budget, strategy, target)
+
+    def smallest(self, profile: Profile, budget: int, strategy: str) -> Decision:
+        """The decision with the smallest peak that is found."""
+        return Decision(profile, minimum(profile), budget, strategy, 0)
+
+    def rewritten(self, decision: Decision) -> None:
+        """None: the model's own forward is followed."""
+        return None
+
+
+class Checkpoints:
+    """Runs the captured graph with regions in checkpoints.
+
+    Args:
+        captured: the graph of the planned call.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self._barriers, self._whole = positions(captured.graph)
+
+    def decide(self, profile: Profile, budget: int, strategy: str, target: int) -> RegionDecision:
+        """Like `ckpt_planner.regional.decide_regions`."""
+        return decide_regions(profile, budget, strategy, target, self._barriers, self._whole)
+
+    def smallest(self, profile: Profile, budget: int, strategy: str) -> RegionDecision:
+        """The decision with the smallest peak that is found."""
+        return minimum_regions(profile, budget, strategy, self._barriers, self._whole)
+
+    def rewritten(self, decision: Decision) -> Rewritten | None:
+        """The forward that carries the decision out; None where nothing is checkpointed."""
+        assert isinstance(decision, RegionDecision)
+        return Rewritten(decision, self._captured) if decision.regions else None
+
+
+def mechanism(name: str, profile: Profile, model: nn.Module, args: Any, kwargs: Any) -> Mechanism:
+    """The mechanism of that name for a call.
+
+    Raises:
+        UnsupportedModelError: "torch" cannot repeat what the model's forward does.
+    """
+    if name == "slice":
+        return Slice()
+    with torch.enable_grad():
+        return Checkpoints(fitting(record(model, args, kwargs), profile))

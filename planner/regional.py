@@ -1,0 +1,122 @@
+"""Deciding for mechanism "torch": regions for `torch.utils.checkpoint`, simulated and explained. Free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from .checkpointed import simulate_regions
+from .decision import Decision, Segment, infeasible
+from .problem import make_problem
+from .profile import Profile
+from .regions import Region, Regional
+from .simulate import Timeline
+from .solve import PROVEN_GAP, Solution, SolveStatus
+from .solve.bound import lower_bound_seconds
+from .solve.regions import RegionProblem, Wrapped, smallest_regions, solve_regions
+
+TIME_LIMIT = 60.0  # seconds; a safety net, as in `solve`
+
+
+@dataclass(frozen=True)
+class RegionDecision(Decision):
+    """A decision that is carried out by checkpointing regions; see `Decision`.
+
+    Attributes:
+        regions: what is checkpointed, in order.
+    """
+
+    regions: tuple[Region, ...] = ()
+    mechanism: ClassVar[str] = "torch"
+
+    @cached_property
+    def regional(self) -> Regional:
+        """What the regions mean for the profile."""
+        return Regional(self.profile)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Live bytes at every moment of the planned step."""
+        return simulate_regions(self.regional, self.regions) if self.regions else self.plain
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The regions, in the order of forward."""
+        return tuple(self._segment(region) for region in self.regions)
+
+    @cached_property
+    def segment_of(self) -> dict[int, int]:
+        """For each operation that runs again, the number of its region."""
+        return {i: number for number, region in enumerate(self.regions) for i in self.regional.again(region)}
+
+    @property
+    def follow_seconds(self) -> float:
+        """Nothing is followed: a captured graph runs."""
+        return 0.0
+
+    def _segment(self, region: Region) -> Segment:
+        regional, profile = self.regional, self.profile
+        again = regional.again(region)
+        held = {s for i in region.kept for s in (*profile.ops[i].makes, *profile.ops[i].hides)}
+        return Segment(
+            modules=tuple(dict.fromkeys(profile.ops[i].module for i in again)),
+            nodes=len(again),
+            bytes_freed=regional.freed(region),
+            bytes_kept=sum(profile.storages[s].bytes for s in regional.inputs(region) | held),
+            recompute_seconds=regional.seconds(region),
+        )
+
+
+def decide_regions(
+    profile: Profile,
+    budget_bytes: int,
+    strategy: str = "budget",
+    target_bytes: int | None = None,
+    barriers: Iterable[int] = (),
+    whole: Iterable[int] = (),
+) -> RegionDecision:
+    """Decide what to checkpoint, and check it by simulation; like `decide`.
+
+    Args:
+        profile, budget_bytes, strategy, target_bytes: as `decide` takes them.
+        barriers, whole: as `Regional` takes them.
+
+    Raises:
+        InfeasibleBudgetError: the strategy cannot keep the budget with this mechanism.
+    """
+    target = budget_bytes if target_bytes is None else min(target_bytes, budget_bytes)
+    problem = RegionProblem(make_problem(profile, target), Regional(profile, barriers, whole))
+    end = time.monotonic() + TIME_LIMIT
+    found = solve_regions(problem, strategy, lambda: time.monotonic() > end)
+    if found is None or found.peak_bytes > target:
+        smallest = smallest_regions(problem)
+        decision = _decision(problem, found or smallest, budget_bytes, strategy)
+        raise infeasible(decision, smallest.peak_bytes + budget_bytes - target)
+    return _decision(problem, found, budget_bytes, strategy)
+
+
+def minimum_regions(
+    profile: Profile, budget_bytes: int, strategy: str, barriers: Iterable[int] = (), whole: Iterable[int] = ()
+) -> RegionDecision:
+    """The decision with the smallest peak that this mechanism can have, as far as is found."""
+    problem = RegionProblem(make_problem(profile, 0), Regional(profile, barriers, whole))
+    smallest = smallest_regions(problem)
+    problem.problem = problem.problem.with_budget(smallest.peak_bytes)
+    return _decision(problem, smallest, budget_bytes, strategy)
+
+
+def _decision(problem: RegionProblem, found: Wrapped, budget_bytes: int, strategy: str) -> RegionDecision:
+    profile, bound, gap = problem.problem.profile, 0.0, 0.0
+    if found.peak_bytes > problem.problem.budget_bytes:
+        status = SolveStatus.INFEASIBLE
+    elif not found.regions:
+        status = SolveStatus.NOTHING_TO_DO
+    else:
+        bound = min(lower_bound_seconds(problem.problem) or 0.0, found.seconds)
+        gap = (found.seconds - bound) / found.seconds if found.seconds else 0.0
+        status = SolveStatus.OPTIMAL if gap <= PROVEN_GAP else SolveStatus.FEASIBLE
+    solution = Solution((), status, found.seconds, found.peak_bytes, bound, gap)
+    return RegionDecision(profile, solution, budget_bytes, strategy, regions=found.regions)

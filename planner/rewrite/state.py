@@ -1,0 +1,296 @@
+"""The Python state that may steer a forward: attributes of modules, and globals and closures of what forward runs.
+
+A captured graph has whatever Python decided baked in. So the values that Python may have decided by are noted, and
+compared at each call. What cannot be seen (a file, the clock, another thread) is not.
+"""
+
+from __future__ import annotations
+
+import enum
+import gc
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .structure import equal
+
+_ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
+_OPAQUE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, torch.Generator)
+_MEMBERS = ("_parameters", "_buffers", "_modules")
+_LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+_PYTHON = sysconfig.get_paths()["stdlib"]
+_DEPTH = 5  # how far attributes of attributes are followed
+_MOST = 100_000  # values watched; beyond, only identities are
+_MISSING = object()
+
+Step = tuple[str, Any]  # ("attribute", name) or ("item", key)
+
+
+class Change(NamedTuple):
+    """An attribute that forward set: the place of its entry in a `State`, its name and its new value."""
+
+    kind: str
+    entry: int
+    key: Any
+    value: Any
+
+
+class State:
+    """What a model's Python state is now; `difference` says what has changed since.
+
+    Args:
+        model: the module whose attributes, and those of the objects that it holds, are watched.
+
+    Attributes:
+        paths: for each tensor that an attribute holds and that is no parameter or buffer, by id, how to get to it from
+            the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.paths: dict[int, tuple[Step, ...]] = {}
+        self._values: list[tuple[dict[Any, Any], Any, Any, str]] = []  # compared by identity, then by value
+        self._contents: list[tuple[Any, Any, str]] = []  # lists, dicts and sets: compared by what is in them
+        self._sizes: list[tuple[dict[Any, Any], int, str]] = []
+        self._seen: set[int] = set()
+        self._before: dict[int, Any] = {}
+        self._added: dict[int, int] = {}
+        self._changes: list[Change] = []
+        self._frames: set[tuple[types.CodeType, int]] = set()
+        self._globals: set[tuple[int, str]] = set()
+        self._closures: list[types.CodeType] = []
+        for name, module in model.named_modules():
+            path: tuple[Step, ...] = tuple(("attribute", part) for part in name.split(".")) if name else ()
+            self._module(module, name or type(module).__name__, path)
+
+        self._own = len(self._values), len(self._contents), len(self._sizes)
+
+    def with_globals(self, other: State) -> None:
+        """Watch what is not the model's in another state, too."""
+        values, contents, sizes = other._own
+        self._values += other._values[values:]
+        self._contents += other._contents[contents:]
+        self._sizes += other._sizes[sizes:]
+
+    def __deepcopy__(self, memo: Any) -> State:
+        return self
+
+    def difference(self) -> str | None:
+        """What is not as it was, for a message; None if all is."""
+        for index, (container, key, expected, label) in enumerate(self._values):
+            found = container.get(key, _MISSING)
+            if found is not expected and not (isinstance(expected, _ATOMS) and equal(found, expected)):
+                if index in self._before and equal(found, self._before[index]):
+                    continue  # not settled yet
+                return f"{label}, which was {_short(expected)}, is {_short(found)}"
+        for index, (container, size, label) in enumerate(self._sizes):
+            if len(container) != size and len(container) != size - self._added.get(index, 0):
+                return f"{label} has other attributes"
+        for value, expected, label in self._contents:
+            if _content(value) != expected:
+                return f"{label} holds other values"
+        return None
+
+    def picture(self) -> dict[str, Any]:
+        """The watched numbers, strings and flags by their names, such that those of a copy of the model are equal."""
+        found = {label: v for _, _, v, label in self._values if isinstance(v, _ATOMS)}
+        found.update({f"{label} (contents)": _kinds(value) for value, _, label in self._contents[: self._own[1]]})
+        return found
+
+    # -- what the first call settles --------------------------------------------------------------------------------
+
+    def changes(self) -> list[Change] | None:
+        """Which numbers, strings and flags forward has set; None if it changed anything else."""
+        found = []
+        for index, (container, key, expected, _) in enumerate(self._values[: self._own[0]]):
+            now = container.get(key, _MISSING)
+            if now is not expected and not (isinstance(expected, _ATOMS) and equal(now, expected)):
+                if not (isinstance(expected, _ATOMS) and isinstance(now, _ATOMS)):
+                    return None
+                found.append(Change("value", index, key, now))
+        for index, (container, size, _) in enumerate(self._sizes[: self._own[2]]):
+            known = {key for c, key, _, _ in self._values if c is container}
+            new = [k for k in container if k not in known and k not in _MEMBERS] if len(container) != size else []
+            if len(container) != size + len(new) or not all(isinstance(container[key], _ATOMS) for key in new):
+                return None
+            found += [Change("size", index, key, container[key]) for key in new]
+        if any(_content(value) != expected for value, expected, _ in self._contents):
+            return None
+        return found
+
+    def apply(self, changes: list[Change]) -> None:
+        """Set on this state's model what `changes` says of another one's."""
+        for change in changes:
+            container = (self._values if change.kind == "value" else self._sizes)[change.entry][0]
+            container[change.key] = change.value
+
+    def expect(self, changes: list[Change]) -> None:
+        """Hold as well before the model's first call, which makes these changes; `settle` then makes them."""
+        for change in changes:
+            if change.kind == "value":
+                container, key, before, label = self._values[change.entry]
+                if not equal(before, change.value):
+                    self._before[change.entry] = before
+                    self._values[change.entry] = (container, key, change.value, label)
+            else:
+                container, size, label = self._sizes[change.entry]
+                if change.key not in container:
+                    self._added[change.entry] = self._added.get(change.entry, 0) + 1
+                    self._sizes[change.entry] = (container, size + 1, label)
+        self._changes = changes
+
+    def settle(self) -> None:
+        """The graph has run in place of the first call: change what that would have changed."""
+        if self._before or self._added:
+            self.apply(self._changes)
+            self._before.clear()
+            self._added.clear()
+
+    # -- modules and what they hold ---------------------------------------------------------------------------------
+
+    def _module(self, module: nn.Module, label: str, path: tuple[Step, ...]) -> None:
+        self._seen.add(id(module))
+        own = module.__dict__
+        self._sizes.append((own, len(own), label))
+        for key, value in own.items():
+            if key in _MEMBERS:
+                self._sizes.append((value, len(value), f"{label} ({key})"))
+                self._values += [(value, name, member, f"{label}.{name}") for name, member in value.items()]
+            else:
+                self._watch(own, key, value, f"{label}.{key}", (*path, ("attribute", key)), _DEPTH)
+
+    def _watch(
+        self, container: dict[Any, Any], key: Any, value: Any, label: str, path: tuple[Step, ...], depth: int
+    ) -> None:
+        self._values.append((container, key, value, label))
+        self._into(value, label, path, depth)
+
+    def _into(self, value: Any, label: str, path: tuple[Step, ...], depth: int) -> None:
+        """Watch what a value holds."""
+        if isinstance(value, torch.Tensor):
+            self.paths.setdefault(id(value), path)
+            return
+        if depth == 0 or isinstance(value, (*_ATOMS, *_OPAQUE)) or id(value) in self._seen:
+            return
+        if len(self._values) > _MOST:
+            return
+        if isinstance(value, nn.Module):  # held otherwise than as a submodule
+            self._module(value, label, path)
+            return
+        self._seen.add(id(value))
+        if isinstance(value, (list, dict, set, tuple)):
+            if isinstance(value, list) and value and isinstance(value[0], weakref.ref):
+                return  # a cache of the library's
+            self._contents.append((value, _content(value), label))
+            items = value.items() if isinstance(value, dict) else enumerate(value) if not isinstance(value, set) else ()
+            for key, item in list(items):
+                self._into(item, f"{label}[{key!r}]", (*path, ("item", key)), depth - 1)
+        own = getattr(value, "__dict__", None)
+        if isinstance(own, dict) and _of_a_user(value):
+            self._sizes.append((own, len(own), label))
+            for key, item in list(own.items()):
+                self._watch(own, key, item, f"{label}.{key}", (*path, ("attribute", key)), depth - 1)
+
+    # -- functions that forward runs --------------------------------------------------------------------------------
+
+    def frame(self, frame: types.FrameType) -> None:
+        """A Python function begins to run within forward: watch the globals that its code names."""
+        code = frame.f_code
+        name = code.co_filename
+        if (code, id(frame.f_globals)) in self._frames or name.startswith(_LIBRARY):
+            return
+        if name.startswith((_PYTHON, "<frozen")) and "-packages" not in name:
+            return
+        self._frames.add((code, id(frame.f_globals)))
+        if set(code.co_freevars) - {"__class__"}:
+            self._closures.append(code)
+        values = frame.f_globals
+        for name in _names_in(code):
+            value = values.get(name, _MISSING)
+            if name.startswith("__") or value is _MISSING or isinstance(value, (*_OPAQUE, nn.Module)):
+                continue
+            if (id(values), name) in self._globals:
+                continue
+            self._globals.add((id(values), name))
+            if isinstance(value, (*_ATOMS, list, dict, set, tuple, torch.Tensor)) or _of_a_user(value):
+                self._watch(values, name, value, f"{name} in {Path(code.co_filename).name}", (), _DEPTH)
+
+    def closures(self) -> None:
+        """Forward has ended: watch what the functions that it ran have closed over."""
+        if not self._closures:
+            return
+        for function in gc.get_referrers(*self._closures):
+            if not isinstance(function, types.FunctionType) or function.__closure__ is None:
+                continue
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
+                try:
+                    value = cell.cell_contents
+                except ValueError:  # empty
+                    continue
+                if isinstance(value, (*_ATOMS, list, dict, set, tuple)) or _of_a_user(value):
+                    label = f"{name} in {function.__qualname__}"
+                    self._contents.append((cell, _content(cell), label))
+                    self._into(value, label, (), _DEPTH)
+        self._closures.clear()
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):  # a comprehension or an inner function
+            yield from _names_in(constant)
+
+
+def _of_a_user(value: Any) -> bool:
+    """Whether an object may hold state that forward is steered by, and not a library's own."""
+    if isinstance(value, (*_ATOMS, *_OPAQUE, torch.Tensor)) or not hasattr(value, "__dict__"):
+        return False
+    package = type(value).__module__.partition(".")[0]
+    return package not in sys.stdlib_module_names and package not in ("torch", "numpy", "builtins", "ckpt_planner")
+
+
+def _content(value: Any) -> Any:
+    """What is in a container, so that it can be compared: atoms by value, the rest by identity."""
+    if isinstance(value, types.CellType):
+        try:
+            return ("cell", _content(value.cell_contents))
+        except ValueError:
+            return ("cell",)
+    if isinstance(value, dict):
+        return ("dict", tuple((k, _content(v)) for k, v in value.items()))
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, tuple(map(_content, value)))
+    if isinstance(value, (set, frozenset)):
+        return ("set", frozenset(map(_content, value)))
+    return (type(value).__name__, value if isinstance(value, _ATOMS) else id(value))
+
+
+def _kinds(value: Any) -> Any:
+    """What is in a container: atoms by value, the rest by type."""
+    if isinstance(value, dict):
+        return tuple((k if isinstance(k, str) else type(k).__name__, _kinds(v)) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_kinds, value))
+    if isinstance(value, (set, frozenset)):
+        return (type(value).__name__, len(value))
+    return value if isinstance(value, _ATOMS) else type(value).__name__
+
+
+def resolve(model: nn.Module, path: tuple[Step, ...]) -> Any:
+    """What a path in `State.paths` leads to on this model."""
+    value: Any = model
+    for kind, key in path:
+        value = getattr(value, key) if kind == "attribute" else value[key]
+    return value
+
+
+def _short(value: Any) -> str:
+    if value is _MISSING:
+        return "gone"
+    return repr(value)[:60] if isinstance(value, _ATOMS) else f"a {type(value).__name__}"
