@@ -200,11 +200,11 @@ def record(number: int, watch: Watch) -> StepRecord:
         found["overhead"] = again / (step - again) if step > again else None
     if watch.decisions:
         most = max(watch.decisions, key=lambda d: d.timeline.peak_bytes)
-        predicted, plain = most.timeline.peak_bytes, most.profile.step_seconds
+        predicted = most.timeline.peak_bytes
         found["signature"] = most.profile.input_signature
         found["predicted_peak_bytes"], found["budget_bytes"] = predicted, most.budget_bytes
         found["predicted_recompute_seconds"] = sum(d.solution.recompute_seconds for d in watch.decisions)
-        found["predicted_overhead"] = most.solution.recompute_seconds / plain if plain else None
+        found["predicted_overhead"] = most.overhead
         if watch.peak_bytes:
             found["error"] = predicted / watch.peak_bytes - 1
     return StepRecord(step=number, calls=len(watch.decisions), planning=watch.interrupted, **found)

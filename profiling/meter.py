@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # The profiler's library writes a line at each start and stop otherwise.
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 
+_START = "ckpt_planner::start"
 MARK = "ckpt_planner::mark"
 
 
@@ -67,12 +68,14 @@ class CpuMeter(Meter):
 
     def __enter__(self) -> Self:
         gc.collect()  # what an earlier run left behind must not be freed, and counted, within this one
-        earlier = torch.empty(1)
+        earlier = torch.empty(1, device="cpu")
         with quiet():
             self._profiler.__enter__()
             # Of blocks from before that go within, torch reports the first and each thousandth on stderr. Let the first
-            # be this one.
+            # be this one. What is counted begins after it: torch may know its address by a block that is long gone.
             del earlier
+            with torch.autograd.profiler.record_function(_START):
+                pass
         return self
 
     def mark(self) -> int:
@@ -92,14 +95,16 @@ class CpuMeter(Meter):
 
     def _read(self) -> None:
         results: Any = self._profiler.profiler.kineto_results  # type: ignore[union-attr]
-        events = []
+        events, began = [], 0
         for event in results.events():
             name = event.name()
             if name == "[memory]":
                 events.append((event.start_ns(), event.nbytes()))
             elif name == MARK:
                 events.append((event.start_ns(), None))
-        events.sort(key=lambda e: e[0])
+            elif name == _START:
+                began = event.start_ns()
+        events = sorted((e for e in events if e[0] >= began), key=lambda e: e[0])
         live = peak = 0
         lives, peaks = [], []
         for _, size in events:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ckpt_planner import Plan, VerificationError, planned
-from ckpt_planner.profiling import measure, record
+from ckpt_planner.profiling import forward, record
 from ckpt_planner.replay import follow, noting
 from ckpt_planner.replay.group import Group
 from ckpt_planner.runtime import Runtime
@@ -116,7 +116,7 @@ def test_one_tensor_given_twice_replayed_as_two(monkeypatch: Patch) -> None:
 
 
 def test_shared_weights_counted_twice(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(measure, "storage_key", id)
+    monkeypatch.setattr(forward, "storage_key", id)
     monkeypatch.setattr(nn.Module, "named_parameters", _each_name(nn.Module.named_parameters))
     fails(test_hazards_calls.test_tied_embedding_and_head)
 

@@ -43,7 +43,9 @@ def train(plan: Plan, monitor: Monitor, optimizer: torch.optim.Optimizer | None,
     for _ in range(steps):
         with monitor.step():
             plan.model.zero_grad()
-            square(plan.model(rows(count))).backward()
+            output = plan.model(rows(count))  # held through backward, as in `measure`
+            square(output).backward()
+            del output
             if optimizer is not None:
                 optimizer.step()
 
@@ -93,11 +95,12 @@ def test_inputs_and_old_gradients_count_as_long_as_they_are_there(inside: bool, 
                     x = rows()
                 if not late:
                     model.zero_grad()
-                loss = square(plan.model(x))
+                output = plan.model(x)  # held through backward, as in `measure`
+                loss = square(output)
                 if late:
                     model.zero_grad()
                 loss.backward()
-                del loss
+                del loss, output
     assert found[0].peak_bytes == real
     gradients = sum(p.nbytes for p in model.parameters())
     assert real <= found[1].peak_bytes <= real + (gradients if late else 0)
