@@ -92,7 +92,7 @@ def check(
     base = msgspec.structs.replace(base, estimated=estimated, notes=tuple(notes), place=place)
     progress("deciding")
     try:
-        changed = any("budget" in f.message for f in asked)
+        changed = parse_budget(locked.budget) != parse_budget(settings.budget)
         budget = _new_budget(subject, settings, source) if changed else locked.budget_bytes
         margin = 0 if asked else locked.margin_bytes
         if source is committed and not asked and _decided_alike(locked):

@@ -136,7 +136,7 @@ def report(
                     verified, difference = _verify(plan)
                 refused += [difference] if difference else []
             curve = None
-            if form == "html" if frontier is None else frontier:
+            if form == "html" and mechanism == "slice" if frontier is None else frontier:
                 with _busy("deciding other budgets"):
                     curve = plan.frontier()
     except CkptPlannerError as error:

@@ -196,8 +196,10 @@ def record(number: int, watch: Watch) -> StepRecord:
     times = watch.times()
     if times is not None:
         step, again = times
-        found |= {"step_seconds": step, "recompute_seconds": again}
-        found["overhead"] = again / (step - again) if step > again else None
+        found["step_seconds"] = step
+        if all(d.mechanism == "slice" for d in watch.decisions):  # torch tells nobody of its recomputation
+            found["recompute_seconds"] = again
+            found["overhead"] = again / (step - again) if step > again else None
     if watch.decisions:
         most = max(watch.decisions, key=lambda d: d.timeline.peak_bytes)
         predicted = most.timeline.peak_bytes

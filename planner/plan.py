@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from .deciding import Planned
@@ -197,6 +199,7 @@ class Plan:
             >>> curve = plan.frontier()  # doctest: +SKIP
             >>> model = plan.at(curve.points[curve.knee]).model  # doctest: +SKIP
         """
+        self._refuse_for_regions()
         return frontier(self.profile, points)
 
     def at(self, point: FrontierPoint) -> Plan:
@@ -204,6 +207,7 @@ class Plan:
 
         Its peak is predicted: no step has been taken under it yet. `measure()` takes one.
         """
+        self._refuse_for_regions()
         runtime = self._runtime.under(point.budget_bytes)
         runtime.first = Planned(Decision(self.profile, point.solution, point.budget_bytes, "budget"))
         if self._original is not None:
@@ -238,6 +242,13 @@ class Plan:
         """
         compare(self._example(), self._runtime.loss_fn, self._planned().way)
 
+    def _refuse_for_regions(self) -> None:
+        if self.decision.mechanism != "slice":
+            raise CkptPlannerError(
+                f'a frontier is of mechanism "slice", and this plan is of mechanism "{self.decision.mechanism}": plan '
+                'the model with mechanism "slice" for it'
+            )
+
     def _planned(self) -> Planned:
         if self._runtime.first is None:
             model, args, kwargs = self._example()
@@ -252,14 +263,42 @@ class Plan:
         write_plan(self.decision, path)
 
     @classmethod
-    def load(cls, path: str | Path) -> Plan:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        loss_fn: Callable[[Any], torch.Tensor] | None = None,
+        optimizer: Any = None,
+        process_group: Any = None,
+    ) -> Plan:
         """Read a plan that `save` wrote. `apply` gives the module to train.
+
+        Args:
+            path: the file.
+            loss_fn, optimizer, process_group: as `optimize` took them; calls of another kind than the plan's are
+                planned with them. Without an optimizer, one of torch.optim of the name that the plan was made with.
 
         Raises:
             PlanMismatchError: the file is no plan, or one of another version of the format.
+            CkptPlannerError: the plan counts an optimizer that is no class of torch.optim, and none is given.
         """
         decision = read_plan(path)
-        runtime = Runtime(decision.budget_bytes, decision.strategy, mechanism=decision.mechanism)
+        name = decision.profile.optimizer
+        if optimizer is None and name:
+            optimizer = getattr(torch.optim, name, None)
+            if optimizer is None:
+                raise CkptPlannerError(
+                    f"{path} was planned with the optimizer {name}, which is not in torch.optim: give Plan.load the "
+                    "optimizer, or other kinds of calls would be planned without it"
+                )
+        runtime = Runtime(
+            decision.budget_bytes,
+            decision.strategy,
+            loss_fn,
+            optimizer,
+            process_group=process_group,
+            mechanism=decision.mechanism,
+        )
         runtime.first = Planned(decision)
         return cls(runtime)
 

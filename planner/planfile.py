@@ -77,7 +77,19 @@ def decode_plan(data: bytes, origin: str) -> Decision:
     if file.mechanism == "torch":
         decision = RegionDecision(file.profile, file.solution, file.budget_bytes, file.strategy, regions=file.regions)
     try:
+        _check_regions(file.profile, file.regions)
         _ = decision.timeline
     except (ValueError, IndexError) as error:
         raise PlanMismatchError(f"{origin} cannot be carried out: {error}") from error
     return decision
+
+
+def _check_regions(profile: Profile, regions: tuple[Region, ...]) -> None:
+    end, inside = 0, sum(op.inside for op in profile.ops)
+    for region in regions:
+        if not end <= region.first < region.stop <= inside:
+            raise ValueError(f"its region of operations {region.first} to {region.stop} overlaps another, or the end")
+        for i in range(region.first, region.stop):
+            if profile.ops[i].replay == "never" and i not in region.kept:
+                raise ValueError(f"operation {i} ({profile.ops[i].name}) would run again, but cannot")
+        end = region.stop

@@ -13,7 +13,7 @@ from torch import nn
 
 from .budget import format_bytes
 from .deciding import Deciding, Planned
-from .errors import CkptPlannerError, GuardError
+from .errors import CaptureError, CkptPlannerError, GuardError, UnsupportedModelError
 from .profiling.signature import input_signature
 from .profiling.watch import Watch
 from .ranks import Ranks, ranks_of
@@ -95,26 +95,20 @@ class Runtime(Deciding):
 
     def under(self, budget_bytes: int) -> Runtime:
         """Another one for the same step under this budget, with nothing decided yet."""
-        return Runtime(budget_bytes, "budget", self.loss_fn, self.optimizer, self.progress)
+        return Runtime(budget_bytes, "budget", self.loss_fn, self.optimizer, self.progress, self._group)
 
     def adopt(self, model: nn.Module) -> None:
         """Take the first decision for calls of its kind on `model`, in the mode that the model is in now."""
         assert self.first is not None
         self.first.trust_nothing()
-        modes = tuple(m.training for m in model.modules())
-        frozen = tuple(p.requires_grad for p in model.parameters())
-        self.cache[self.first.decision.profile.input_signature, modes, frozen] = self.first
+        self.cache[(self.first.decision.profile.input_signature, *_state(model))] = self.first
 
     # -- running ----------------------------------------------------------------------------------------------------
 
     @staticmethod
     def key(model: nn.Module, args: Any, kwargs: Any) -> Key:
-        """What has to be equal for a decision to be the right one: the call's kind, modes, and what is frozen."""
-        return (
-            input_signature(args, kwargs),
-            tuple(m.training for m in model.modules()),
-            tuple(p.requires_grad for p in model.parameters()),
-        )
+        """What has to be equal for a decision to be the right one: the call's kind, the model's state."""
+        return (input_signature(args, kwargs), *_state(model))
 
     def call(self, model: nn.Module, plainly: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of `plan.model`: follow the plan for it, making one first if there is none."""
@@ -163,7 +157,7 @@ class Runtime(Deciding):
         try:
             try:
                 result = rewritten.run(model, args, kwargs)
-            except GuardError as error:
+            except (GuardError, CaptureError, UnsupportedModelError) as error:
                 missed = error
             else:
                 planned.misses = 0
@@ -175,7 +169,7 @@ class Runtime(Deciding):
                     planned.decision.profile.model,
                     missed,
                 )
-            self._replan(planned, key, 2 if missed.guard is not None else 1)
+            self._replan(planned, key, 2 if getattr(missed, "guard", None) is not None else 1)
             return plainly(*args, **kwargs)
         finally:
             _ACTIVE.busy = False
@@ -244,3 +238,11 @@ class Runtime(Deciding):
         own = {"cache": OrderedDict(self.cache), "_replans": dict(self._replans), "left": {}}
         made.__setstate__({**self.__getstate__(), **own})
         return made
+
+
+def _state(model: nn.Module) -> Key:
+    """Modes, what is frozen, and the parameters' types and devices."""
+    return (
+        tuple(m.training for m in model.modules()),
+        tuple((p.requires_grad, p.dtype, p.device) for p in model.parameters()),
+    )

@@ -161,3 +161,54 @@ def test_what_a_call_does_first_is_not_taken_for_what_was_profiled() -> None:
     plain.p = model.p = 0.5
     found = [one_step(call, m, rows(), {}) for call, m in ((plain, plain), (plan.model, model))]
     assert all(torch.equal(found[0][k], v) for k, v in found[1].items() if isinstance(v, torch.Tensor))
+
+
+class Rotates(nn.Module):
+    """Writes into one of its tables each step, another each time, after all of them were read."""
+
+    def __init__(self, silently: bool) -> None:
+        super().__init__()
+        self.linear, self.silently, self.turn = nn.Linear(WIDTH, WIDTH), silently, 0
+        for i in range(3):
+            self.register_buffer(f"table{i}", torch.full((WIDTH,), 0.1 * i))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        for i in range(3):
+            x = torch.tanh(x + self.get_buffer(f"table{i}"))
+        written = self.get_buffer(f"table{self.turn}")
+        (written.data if self.silently else written).add_(1)
+        return torch.sigmoid(x)
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_a_planned_write_that_hits_another_tensor(silently: bool) -> None:
+    def turned(model: nn.Module, step: int) -> None:
+        model.turn = step
+
+    assert_same_step(lambda: Rotates(silently), rows(), before=turned, tight=False)
+
+
+class Overwrites(nn.Module):
+    """At some steps it scales, in place, what was dropped, and goes on as planned after a few calls."""
+
+    def __init__(self, silently: bool) -> None:
+        super().__init__()
+        self.weight, self.silently, self.late = nn.Parameter(torch.rand(WIDTH)), silently, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.add(x * self.weight, 1)
+        x.mul_(2)
+        x = torch.add(torch.add(x, self.weight), 1)
+        if self.late:
+            (x.data if self.silently else x).mul_(3)
+        noise = torch.floor(torch.ceil(torch.abs(torch.cos(self.weight.detach()))))
+        return torch.tanh(torch.add(x, 1) / 50) + noise
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_what_was_overwritten_is_not_made_again(silently: bool) -> None:
+    def now_and_then(model: nn.Module, step: int) -> None:
+        model.late = step % 2 == 1
+
+    assert_same_step(lambda: Overwrites(silently), rows(), before=now_and_then, tight=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from ckpt_planner import optimize
+from ckpt_planner import Plan, optimize
 from ckpt_planner.replay.group import Group, Handle, Kept
 from tests.helpers import default_loss, differences, dropping_all, one_step, planned, seed
 
@@ -211,3 +212,26 @@ def test_a_layer_added_between_steps() -> None:
             )
             == []
         )
+
+
+def test_a_loaded_plan_counts_its_optimizer_in_other_calls(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32))
+    x = torch.randn(64, 32)
+    plan = optimize(model, "100%", (x,), loss_fn=default_loss, optimizer=torch.optim.AdamW)
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json", loss_fn=default_loss)
+    assert loaded.apply(model, x) is loaded.model
+    assert loaded.measure().peak_bytes == plan.measure().peak_bytes
+    loaded.model(x[:32])
+    other = list(loaded._runtime.cache.values())[-1].decision.profile
+    assert other.optimizer_state_bytes == plan.profile.optimizer_state_bytes > 0
+
+
+def test_parameters_of_another_type_are_planned_anew() -> None:
+    model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Tanh())
+    ids = torch.randint(10, (8, 4))
+    plan = optimize(model, "100%", (ids,), loss_fn=default_loss)
+    plan.model.double()
+    plan.model(ids)
+    first, second = (p.decision.profile.parameter_bytes for p in plan._runtime.cache.values())
+    assert second == 2 * first

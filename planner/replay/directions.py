@@ -22,6 +22,7 @@ class Direction:
         snapshot: positions of the tensor arguments to copy before it runs.
         dropped_outputs: for each tensor that it returns, whether a replay makes it (else it is kept if needed).
         fills: outputs from which slots are filled.
+        in_place: by its name it writes into an argument.
         slots: for each tensor that it saves: KEEP, or (group, operation, output, read) that fills it, with HIDDEN for
             the output of one that is only saved; `read` is whether backward is known to read it.
         captured: positions of its saved tensors that its replay has to deliver.
@@ -31,12 +32,13 @@ class Direction:
     """
 
     __slots__ = (
-        "captured", "dropped_outputs", "fills", "graded", "group", "known", "name", "random", "slots", "snapshot",
-        "writes",
+        "captured", "dropped_outputs", "fills", "graded", "group", "in_place", "known", "name", "random", "slots",
+        "snapshot", "writes",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.in_place = in_place(name)
         self.group = -1
         self.random = False
         self.snapshot: tuple[int, ...] = ()
@@ -72,6 +74,16 @@ class Directions:
                 run = tuple(d.name for d in self.ops[end - MEETING : end])
                 self._after.setdefault(run, []).append(end)
         return self._after.get(names, [])
+
+
+def in_place(name: str) -> bool:
+    """Whether a call of that name writes into an argument."""
+    base = name.rsplit(".", 1)[-1]
+    return (
+        (base.endswith("_") and not base.endswith("__"))
+        or (base.startswith("__i") and base not in ("__invert__", "__index__", "__int__"))
+        or base in ("__setitem__", "batch_norm", "instance_norm")  # the last two: running statistics
+    )
 
 
 def direct(profile: Profile, schedule: Schedule) -> Directions:

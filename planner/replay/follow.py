@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from .calls import call_name, is_operation, plain_layout, storage_key, storage_ref, tensors_in, version_of
 from .directions import HIDDEN, MEETING, Direction, Directions
 from .group import Group, Handle, Kept
-from .noting import Made, Noting, Watch
-from .protect import protect_sources
+from .noting import Accounts, Made, Noting, Watch
+from .protect import writes_in_place, written_by
 
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
@@ -53,7 +53,9 @@ class Follower(TorchFunctionMode):
         # (operation, output) -> (storage, call in its group), for results that fill slots
         self._filling: dict[tuple[int, int], tuple[StorageWeakRef, int]] = {}
         # storage -> its version as far as replays account for it
-        self._accounted: dict[int, int] = {}
+        self._accounted = Accounts()
+        # storages into which something wrote that no replay repeats, with what keeps their names their own
+        self._overwritten: dict[int, StorageWeakRef] = {}
         self._unsettled: list[tuple[Handle, int, int]] = []  # and the operation and output that fill it
         self._watched = False
         self.position = 0
@@ -72,12 +74,14 @@ class Follower(TorchFunctionMode):
         direction = self._directions[position] if position < len(self._directions) else None
         name = call_name(func)
         if direction is None or direction.name != name:
-            protect_sources(name, args, kwargs, self._groups)
+            self._unrepeated(name, args, kwargs)
             result = func(*args, **kwargs)
             if is_operation(result):
                 self._lose(direction.name if direction else "the end of forward", name)
             return result
         if direction.idle:
+            if direction.in_place or kwargs:
+                self._unrepeated(name, args, kwargs)
             result = func(*args, **kwargs)
             if type(result) is torch.Tensor or is_operation(result):
                 self.position = position + 1
@@ -87,14 +91,20 @@ class Follower(TorchFunctionMode):
     def _carry_out(self, direction: Direction, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         noting = watch = None
         if direction.group >= 0:
-            noting = Noting(direction, self._group(direction.group), self._made, self._accounted)
+            group = self._group(direction.group)
+            noting = Noting(direction, group, self._made, self._accounted, self._overwritten)
             noting.note(self.position, func, args, kwargs, self._trusting)
             if not noting.sound:
-                protect_sources(direction.name, args, kwargs, self._groups)
+                noting.forget()
+                self._unrepeated(direction.name, args, kwargs)
                 self._lose(direction.name, "a call of that name on other tensors")
                 return func(*args, **kwargs)
             if not noting.known:
                 watch = Watch(noting)
+            if direction.in_place:
+                self._protect(written_by(direction.name, args, kwargs))
+        elif direction.in_place or kwargs:
+            self._unrepeated(direction.name, args, kwargs)
         self._watched = watch is not None
         try:
             # A saved-tensor hook of the model's own (its own checkpoint, offloading) is on top: leave it to it.
@@ -134,7 +144,7 @@ class Follower(TorchFunctionMode):
     def _search(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Keep what this call makes; go on with the plan where the last few calls are found in it, further on."""
         name = call_name(func)
-        protect_sources(name, args, kwargs, self._groups)
+        self._unrepeated(name, args, kwargs)
         result = func(*args, **kwargs)
         if is_operation(result):
             self._recent = (*self._recent, name)[-MEETING:]
@@ -143,6 +153,23 @@ class Follower(TorchFunctionMode):
             if place < len(later):
                 self.position, self.lost = later[place], False
         return result
+
+    def _unrepeated(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+        """Before a call that no replay repeats: what it overwrites is not what a replay makes from then on."""
+        if writes_in_place(name, kwargs):
+            written = written_by(name, args, kwargs)
+            self._protect(written)
+            for tensor in written:
+                if (key := storage_key(tensor)) is not None and key not in self._overwritten:
+                    self._overwritten[key] = storage_ref(tensor)
+
+    def _protect(self, written: list[torch.Tensor]) -> None:
+        keys = [storage_key(tensor) for tensor in written]
+        for group in self._groups:
+            if group is not None:
+                for key in keys:
+                    if key in group.sources:
+                        group.protect(key)
 
     def _group(self, number: int) -> Group:
         group = self._groups[number]
@@ -179,7 +206,7 @@ class Follower(TorchFunctionMode):
             if op != self.position:
                 return Kept(tensor)  # otherwise it is a result of this very call, which has not returned yet
             return self._hand(group, (len(group.calls) - 1, output, -1), tensor, read, op, output, True)
-        if filling[0].cdata != storage_key(tensor):
+        if filling[0].cdata != storage_key(tensor) or filling[0].cdata in self._overwritten:
             return Kept(tensor)
         # Another version than the last that a replay accounts for: this very call may have written, or something that
         # does not run again.
@@ -219,10 +246,14 @@ class Follower(TorchFunctionMode):
 
     def finish(self) -> None:
         """Forward has ended: let go of all that only following needs."""
+        for group in self._groups:
+            if group is not None:
+                group.sources.clear()
         self._made.clear()
         self._filling.clear()
         self._groups.clear()
-        self._accounted.clear()
+        self._accounted = Accounts()
+        self._overwritten.clear()
 
     @staticmethod
     def _unpack(packed: Any) -> torch.Tensor:

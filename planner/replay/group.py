@@ -110,14 +110,24 @@ class Group:
     Keys: (call, output, -1) for what a call returns, (call, position, 0) for what it saves.
     """
 
-    __slots__ = ("__weakref__", "calls", "expected", "last_use", "observer", "ready")
+    __slots__ = ("__weakref__", "calls", "expected", "last_use", "observer", "ready", "sources")
 
     def __init__(self, observer: Callable[[Group, bool], None] | None = None) -> None:
         self.calls: list[Call] = []
         self.expected: dict[tuple[int, int, int], int] = {}
         self.last_use: dict[tuple[int, int], int] = {}
         self.ready: dict[tuple[int, int, int], list[Any]] = {}
+        self.sources: dict[int, list[Source]] = {}  # storage -> what was noted of it; only while forward runs
         self.observer = observer  # told before and after a replay
+
+    def protect(self, storage: int) -> None:
+        """Copy what is noted of a storage that is about to be written into by what does not run again.
+
+        Eager does not mind such a write where autograd has not saved what it overwrites; a replay would.
+        """
+        for source in self.sources.get(storage, ()):
+            if not source.copied:
+                source.copy()
 
     def fetch(self, handle: Handle) -> torch.Tensor:
         """The tensor that `handle` stands for; replays the group if it is not there."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from .calls import is_plain, storage_key, tensors_in, version_of
+from .calls import is_plain, storage_key, storage_ref, tensors_in, version_of
 from .directions import Direction
 from .group import Call, Group, Ref, Source, generator_states
 
@@ -21,6 +22,14 @@ _ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device
 Made = dict[int, tuple["weakref.ref[torch.Tensor]", int, int, int, int]]
 
 
+class Accounts(dict[int, int]):
+    """Storage -> its version as far as replays account for it. Holds what keeps the storages' names their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[StorageWeakRef] = []
+
+
 class Noting:
     """One call on its way into its group.
 
@@ -30,11 +39,15 @@ class Noting:
     """
 
     __slots__ = (
-        "_accounted", "_made", "_plain", "_seen", "call", "direction", "group", "index", "known", "sound", "tensors",
+        "_accounted", "_made", "_overwritten", "_plain", "_seen", "call", "direction", "group", "index", "known",
+        "sound", "tensors",
     )  # fmt: skip
 
-    def __init__(self, direction: Direction, group: Group, made: Made, accounted: dict[int, int]) -> None:
+    def __init__(
+        self, direction: Direction, group: Group, made: Made, accounted: Accounts, overwritten: Collection[int]
+    ) -> None:
         self.direction, self.group, self._made, self._accounted = direction, group, made, accounted
+        self._overwritten = overwritten
         self.index = len(group.calls)
         self.tensors: list[torch.Tensor] = []
         self._seen: dict[int, Ref | Source] = {}
@@ -108,13 +121,20 @@ class Noting:
         if not is_plain(tensor):
             self.sound = False  # such a call is never planned to run again
         made = self._made.get(id(tensor))
-        if made is not None and made[0]() is tensor and made[1] == self.direction.group:
+        if (
+            made is not None
+            and made[0]() is tensor
+            and made[1] == self.direction.group
+            and not (self._overwritten and storage_key(tensor) in self._overwritten)
+        ):
             if version_of(tensor) != made[4] and self._accounted.get(storage_key(tensor) or 0) != version_of(tensor):
                 self.sound = False  # something that does not run again wrote into it
             self.group.last_use[made[2], made[3]] = self.index
             found = Ref(made[2], made[3], tensor.requires_grad)
         else:
             found = Source(tensor, position in self.direction.snapshot)
+            if not found.copied and (key := storage_key(tensor)) is not None:
+                self.group.sources.setdefault(key, []).append(found)
         self._seen[id(tensor)] = found
         return found
 
@@ -130,10 +150,20 @@ class Noting:
             key = storage_key(self.tensors[p])
             if key is not None:
                 self._accounted[key] = version_of(self.tensors[p])
+                self._accounted.names.append(storage_ref(self.tensors[p]))
 
     def withdraw(self) -> None:
         """Take the call out of its group again."""
         del self.group.calls[self.index :]
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the tensors of a call that is not in its group."""
+        for found in self._seen.values():
+            if type(found) is Source and not found.copied and (key := storage_key(found.tensor)) is not None:
+                noted = self.group.sources.get(key, [])
+                if found in noted:
+                    noted.remove(found)
 
 
 class Watch:

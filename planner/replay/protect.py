@@ -1,42 +1,26 @@
-"""Writes that no plan knows of: what they overwrite is copied first, if a replay is to read it."""
+"""Writes that no replay repeats: what they overwrite is not what a replay makes, and may be what one is to read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from .calls import storage_key, tensors_in
-from .group import Group, Source
+import torch
+
+from .calls import tensors_in
+from .directions import in_place
 
 
 def writes_in_place(name: str, kwargs: dict[str, Any]) -> bool:
     """Whether a call writes into an argument, by its name or its options."""
-    base = name.rsplit(".", 1)[-1]
-    in_place = (base.endswith("_") and not base.endswith("__")) or base.startswith("__i") or base == "__setitem__"
-    return in_place or kwargs.get("inplace") is True or kwargs.get("out") is not None
+    return in_place(name) or (bool(kwargs) and (kwargs.get("inplace") is True or kwargs.get("out") is not None))
 
 
-def protect_sources(name: str, args: Any, kwargs: dict[str, Any], groups: list[Group | None]) -> None:
-    """Before a call that is not planned: copy what it may overwrite and what was noted as kept for a replay.
-
-    Eager does not mind such a write where autograd has not saved what it overwrites; a replay would.
-    """
-    if not writes_in_place(name, kwargs):
-        return
-    written = {storage_key(t) for t in tensors_in((args, kwargs))} - {None}
-    for group in groups:
-        for call in group.calls if group is not None else ():
-            for source in _sources((call.args, call.kwargs)):
-                if not source.copied and storage_key(source.tensor) in written:
-                    source.copy()
-
-
-def _sources(value: Any) -> Iterator[Source]:
-    if isinstance(value, Source):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _sources(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _sources(item)
+def written_by(name: str, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call which `writes_in_place` writes into."""
+    out = kwargs.get("out")
+    if out is not None:
+        return list(tensors_in(out))
+    if name.rsplit(".", 1)[-1] in ("batch_norm", "instance_norm"):
+        statistics = (*args[1:3], kwargs.get("running_mean"), kwargs.get("running_var"))
+        return list(tensors_in(statistics))
+    return list(tensors_in(args[:1] or tuple(kwargs.values())[:1]))

@@ -172,6 +172,8 @@ def _body(
     body, marker = fx.Graph(), Marker() if region.kept else None
     names = {node: body.placeholder(f"input_{i}") for i, node in enumerate(inputs)}
     holder = body.get_attr("_marker") if marker is not None else None
+    if holder is not None:
+        body.call_function(mark, (holder, False))  # an earlier run may have been stopped within what is kept
     for node in inner:
         keep = holder is not None and node.meta.get("op") in region.kept
         if keep:
