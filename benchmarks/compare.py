@@ -92,18 +92,21 @@ def main() -> None:
     parser.add_argument("--examples", default="gpt2,bert,vit,resnet,unet")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--parts", default="strategies,overheads")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     names = options.examples.split(",")
-    print("| model | against | its peak | ours at it | its cost | ours | its time | ours | ours / its |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name in names:
-        for row in compare(name, options.repeats):
-            print(row, flush=True)
-    print("\n| model | no segments / plain | ours at every block / by hand | step |\n|---|---|---|---|")
-    for name in names:
-        print(overheads(name, options.repeats), flush=True)
+    if "strategies" in options.parts:
+        print("| model | against | its peak | ours at it | its cost | ours | its time | ours | ours / its |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        for name in names:
+            for row in compare(name, options.repeats):
+                print(row, flush=True)
+    if "overheads" in options.parts:
+        print("\n| model | no segments / plain | ours at every block / by hand | step |\n|---|---|---|---|")
+        for name in names:
+            print(overheads(name, options.repeats), flush=True)
 
 
 if __name__ == "__main__":
