@@ -21,6 +21,7 @@ from . import report as reports
 from .budget import parse_budget
 from .cli_sweep import sweep
 from .errors import BudgetError, CkptPlannerError, InfeasibleBudgetError, VerificationError
+from .options import device_option, find_optimizer, optimizer_option
 from .progress import stage_reporter
 
 if TYPE_CHECKING:
@@ -62,13 +63,7 @@ def _checked_budget(context: click.Context, parameter: click.Parameter, value: s
     help="budget: the least recompute time that fits; sqrt: Chen et al. 2016, on bytes; all: every repeated block; "
     "none: the plain step.",
 )
-@click.option(
-    "--optimizer",
-    envvar="CKPT_PLAN_OPTIMIZER",
-    metavar="CLASS",
-    help="A class of torch.optim, e.g. AdamW, whose state and step count too; over the file's `optimizer`. "
-    '"none": no optimizer.',
-)
+@optimizer_option
 @click.option(
     "--mechanism",
     envvar="CKPT_PLAN_MECHANISM",
@@ -78,7 +73,7 @@ def _checked_budget(context: click.Context, parameter: click.Parameter, value: s
     help="slice: follow forward, run again only what was dropped; torch: a captured graph with regions in "
     "torch.utils.checkpoint.",
 )
-@click.option("--device", envvar="CKPT_PLAN_DEVICE", help="Move the model and inputs there first, e.g. cuda.")
+@device_option
 @click.option("--measure", is_flag=True, help="Run one real step and show the measured peak beside the predicted one.")
 @click.option("--verify", is_flag=True, help="Compare loss, gradients, buffers and random state with the plain step.")
 @click.option(
@@ -179,17 +174,11 @@ def _plan(
 
 
 def _optimizer_class(name: str) -> Any:
-    """The class of torch.optim with that name; None for "none"."""
-    from torch import optim
-
-    if name.lower() == "none":
-        return None
-    found = getattr(optim, name, None)
-    if isinstance(found, type) and issubclass(found, optim.Optimizer) and found is not optim.Optimizer:
-        return found
-    known = [n for n in dir(optim) if isinstance(c := getattr(optim, n), type) and issubclass(c, optim.Optimizer)]
-    names = ", ".join(n for n in known if n != "Optimizer")
-    raise click.BadParameter(f"{name!r} is no class of torch.optim. Known: {names}.", param_hint="'--optimizer'")
+    try:
+        return find_optimizer(name)
+    except LookupError as error:
+        message = f"{name!r} is no class of torch.optim. Known: {error}."
+        raise click.BadParameter(message, param_hint="'--optimizer'") from None
 
 
 def _verify(plan: Plan) -> tuple[bool, str]:

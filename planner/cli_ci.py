@@ -14,6 +14,7 @@ import click
 from .budget import parse_budget
 from .config import ALLOWED, STRATEGIES, Config, Tolerance, find_config, parse_share, read_config
 from .errors import BudgetError, CkptPlannerError
+from .options import device_option
 from .progress import stage_reporter
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _config(file: Path | None) -> Config:
 @click.option("--budget", envvar="CKPT_PLAN_BUDGET", callback=_budget, help="As for `report`.")
 @click.option("--strategy", envvar="CKPT_PLAN_STRATEGY", type=click.Choice(STRATEGIES), help="As for `report`.")
 @click.option("--optimizer", envvar="CKPT_PLAN_OPTIMIZER", metavar="CLASS", help="As for `report`.")
-@click.option("--device", envvar="CKPT_PLAN_DEVICE", help="Move the model and inputs there first, e.g. cuda.")
+@device_option
 @click.option(
     "-o",
     "--output",

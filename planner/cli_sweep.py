@@ -12,6 +12,7 @@ import msgspec
 
 from .budget import format_bytes
 from .errors import CkptPlannerError
+from .options import device_option, optimizer_option
 from .report import Subject, subject
 from .textreport import seconds, table, title
 
@@ -39,14 +40,8 @@ class Sweep(msgspec.Struct, frozen=True):
 @click.option(
     "--points", type=click.IntRange(2, 1000), default=POINTS, show_default=True, help="How many budgets are decided."
 )
-@click.option(
-    "--optimizer",
-    envvar="CKPT_PLAN_OPTIMIZER",
-    metavar="CLASS",
-    help="A class of torch.optim, e.g. AdamW, whose state and step count too; over the file's `optimizer`. "
-    '"none": no optimizer.',
-)
-@click.option("--device", envvar="CKPT_PLAN_DEVICE", help="Move the model and inputs there first, e.g. cuda.")
+@optimizer_option
+@device_option
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "-o",

@@ -17,6 +17,7 @@ from .canonical import canonical, fingerprints
 from .errors import CkptPlannerError
 from .lockfile import Locked, LockedProfile, Settings
 from .lockio import profile_path
+from .options import find_optimizer
 from .profile import Profile
 from .profiling.measure import complete_profile, measure_twice
 from .profiling.shadow import untouched
@@ -122,14 +123,11 @@ def optimizer_class(name: str) -> Any:
     Raises:
         CkptPlannerError: there is none.
     """
-    from torch import optim
-
-    if name.lower() == "none":
-        return None
-    found = getattr(optim, name, None)
-    if isinstance(found, type) and issubclass(found, optim.Optimizer) and found is not optim.Optimizer:
-        return found
-    raise CkptPlannerError(f"the optimizer {name!r} is no class of torch.optim, such as AdamW, and is not none")
+    try:
+        return find_optimizer(name)
+    except LookupError:
+        message = f"the optimizer {name!r} is no class of torch.optim, such as AdamW, and is not none"
+        raise CkptPlannerError(message) from None
 
 
 def lock(subject: Subject, settings: Settings, plan: Path, progress: Progress = silent) -> tuple[Locked, LockedProfile]:

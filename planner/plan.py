@@ -130,8 +130,6 @@ class Plan:
     @property
     def mechanism_reason(self) -> str:
         """What that is, and why it was taken; a sentence."""
-        if self._runtime.mechanism != self.mechanism:
-            return "Forward is followed: this call cannot be captured as a graph that repeats it."
         if self.mechanism == "torch" and not self.segments:
             return "As asked for; nothing is checkpointed, so the model's own forward runs."
         if self.mechanism == "torch":
