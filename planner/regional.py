@@ -115,7 +115,7 @@ def _decision(problem: RegionProblem, found: Wrapped, budget_bytes: int, strateg
     elif not found.regions:
         status = SolveStatus.NOTHING_TO_DO
     else:
-        bound = min(lower_bound_seconds(problem.problem) or 0.0, found.seconds)
+        bound = min(lower_bound_seconds(problem.problem, groups=False) or 0.0, found.seconds)
         gap = (found.seconds - bound) / found.seconds if found.seconds else 0.0
         status = SolveStatus.OPTIMAL if gap <= PROVEN_GAP else SolveStatus.FEASIBLE
     solution = Solution((), status, found.seconds, found.peak_bytes, bound, gap)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import msgspec
 import pytest
 from profiles import layered, transformer
 
@@ -35,18 +36,31 @@ def small(seed: int) -> Problem | None:
 SMALL = [seed for seed in range(90) if small(seed)][:40]
 
 
+@pytest.mark.parametrize("group_seconds", [0.0, 1e-4, 3e-2])
 @pytest.mark.parametrize("seed", SMALL)
-def test_bound_is_below_every_decision(seed: int) -> None:
+def test_bound_is_below_every_decision(seed: int, group_seconds: float) -> None:
     problem = small(seed)
     assert problem is not None
+    problem = make_problem(msgspec.structs.replace(problem.profile, replay_group_seconds=group_seconds), 0)
     decisions = every_decision(problem)
     least, most = min(j.peak_bytes for j in decisions), problem.judge(()).peak_bytes
     for share in SHARES:
         budget = int(least + share * (most - least))
         cheapest = min(j.seconds for j in decisions if j.peak_bytes <= budget)
-        bound = lower_bound_seconds(problem.with_budget(budget))
-        assert bound is not None
-        assert bound <= cheapest
+        for nodes in (0, 3):
+            bound = lower_bound_seconds(problem.with_budget(budget), nodes)
+            assert bound is not None
+            assert bound <= cheapest
+
+
+def test_bound_counts_groups_where_they_cost_much() -> None:
+    free, dear = (transformer(4) for _ in range(2))
+    free, dear = (msgspec.structs.replace(p, replay_group_seconds=g) for p, g in ((free, 0.0), (dear, 1e-3)))
+    plain = make_problem(free, 0).judge(()).peak_bytes
+    budget = free.resident_bytes + int(0.6 * (plain - free.resident_bytes))
+    bounds = [lower_bound_seconds(make_problem(p, budget)) for p in (free, dear)]
+    assert bounds[0] is not None and bounds[1] is not None
+    assert bounds[1] > bounds[0] + 1e-3
 
 
 def test_bound_says_when_no_decision_can_keep_the_budget() -> None:

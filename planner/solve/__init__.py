@@ -15,17 +15,18 @@ from ..problem import Judged, Problem, make_problem
 from ..profile import Profile
 from . import exact
 from .blocks import solve_all
-from .bound import lower_bound_seconds
+from .bound import lower_bound_seconds, relaxed
 from .budget import Search
-from .minimum import solve_minimum, surely_kept
+from .minimum import kept_by_segments, solve_minimum
 from .segments import segments_by_bytes as _segments_by_bytes
 from .sqrt import solve_sqrt, sqrt_candidates
 
 Strategy = Literal["budget", "sqrt", "all", "none"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 PROVEN_GAP = 1e-3
-# The bound with whole decisions: for so many operations at most, where the gap is above this, with so many nodes.
-WHOLE = ((200, 0.02, 30), (400, 0.05, 1), (800, 0.1, 1))
+OPEN = 0.05  # a gap above this is worth searching longer
+# The relaxation with whole decisions: for so many operations at most, where the gap is above this, with so many nodes.
+WHOLE = ((200, 0.005, 30), (400, 0.02, 10), (800, 0.04, 1))
 
 
 class SolveStatus(enum.Enum):
@@ -100,11 +101,11 @@ def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.
     try:
         for judged in (solve_all(problem), *sqrt_candidates(problem)):
             search.add(judged)
-        if not surely_kept(problem):
-            search.add(smallest := minimum_of(problem))
-            if smallest.peak_bytes > problem.budget_bytes:
-                return rate(problem, smallest)
-        search.run()
+        kept = kept_by_segments(problem)
+        search.add(smallest := problem.judge(kept) if kept is not None else minimum_of(problem))
+        if smallest.peak_bytes > problem.budget_bytes:
+            return rate(problem, smallest)
+        bound = _searched(problem, search)
     except KeyboardInterrupt:
         stopped = True
         if not search.fits():
@@ -112,7 +113,24 @@ def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.
     result = search.result() or minimum_of(problem)
     if stopped or search.expired():
         return Solution(result.dropped, SolveStatus.STOPPED, result.seconds, result.peak_bytes, 0.0, 1.0)
-    return rate(problem, result)
+    return _rated(problem, result, bound)
+
+
+def _searched(problem: Problem, search: Search) -> float:
+    """Runs the search from what the relaxation says; returns the bound that this proves."""
+    found = relaxed(problem)
+    if found is not None:
+        search.start_from(found.dropped)
+    search.run()
+    bound = found.seconds if found is not None else 0.0
+    if search.least_seconds() * (1 - OPEN) > bound:
+        search.deepen()
+    nodes = _worth_whole(problem, search.least_seconds(), bound)
+    if nodes and (whole := relaxed(problem, nodes)) is not None:
+        bound = max(bound, whole.seconds)
+        search.start_from(whole.dropped)
+        search.improve()
+    return bound
 
 
 def minimum(profile: Profile) -> Solution:
@@ -145,12 +163,16 @@ def rate(problem: Problem, judged: Judged, *, by_rule: bool = False) -> Solution
         judged: the decision.
         by_rule: a strategy by hand made it, which does not look for the best; the status then says so.
     """
+    return _rated(problem, judged, _bound(problem, judged.seconds), by_rule=by_rule)
+
+
+def _rated(problem: Problem, judged: Judged, bound: float, *, by_rule: bool = False) -> Solution:
     if judged.peak_bytes > problem.budget_bytes:
         return Solution(judged.dropped, SolveStatus.INFEASIBLE, judged.seconds, judged.peak_bytes)
     if not judged.seconds:
         status = SolveStatus.FEASIBLE if judged.dropped else SolveStatus.NOTHING_TO_DO
         return Solution(judged.dropped, status, judged.seconds, judged.peak_bytes)
-    bound = min(_bound(problem, judged.seconds), judged.seconds)
+    bound = min(bound, judged.seconds)
     gap = (judged.seconds - bound) / judged.seconds
     status = SolveStatus.BY_RULE if by_rule else SolveStatus.FEASIBLE
     if gap <= PROVEN_GAP:
@@ -163,14 +185,22 @@ def _bound(problem: Problem, seconds: float) -> float:
 
     Where the linear program leaves too much open and is not too large, whole decisions tighten it.
     """
+    if not seconds:
+        return 0.0
     if exact.is_small(problem):
         best = exact.cheapest(problem)
         return problem.judge(best.dropped).seconds if best else 0.0
     bound = lower_bound_seconds(problem) or 0.0
+    nodes = _worth_whole(problem, seconds, bound)
+    return max(bound, lower_bound_seconds(problem, nodes) or 0.0) if nodes else bound
+
+
+def _worth_whole(problem: Problem, seconds: float, bound: float) -> int:
+    """How many nodes the relaxation with whole decisions is worth; 0 where it is not."""
     for most_ops, open_gap, nodes in WHOLE:
-        if len(problem.profile.ops) <= most_ops and seconds - bound > open_gap * seconds:
-            return max(bound, lower_bound_seconds(problem, nodes) or 0.0)
-    return bound
+        if len(problem.profile.ops) <= most_ops:
+            return nodes if seconds - bound > open_gap * seconds else 0
+    return 0
 
 
 __all__ = [

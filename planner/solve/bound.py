@@ -10,14 +10,16 @@ live, and so are what is resident and the step's own gradients and workspace; to
 A dropped storage is live, too, from the first to the last of the steps that read its slots: it is
 filled before the first and let go after the last. What else is being recomputed needs memory as well, which is left
 out: the sum only becomes smaller. (4) The decision costs at
-least the sum of r_i times the seconds of i. So every decision that keeps the budget is a point of this linear program,
-and its minimum is a lower bound. Testing (3) at some of the steps only, and letting variables be fractional, enlarges
-the set of points, so the bound stays valid.
+least the sum of r_i times the seconds of i, and the seconds of a group for each group, of which there are at least as
+many as operations that run again less the ties between them (`Relaxation.add_groups`). So every decision that keeps the
+budget is a point of this linear program, and its minimum is a lower bound. Testing (3) at some of the steps only, and
+letting variables be fractional, enlarges the set of points, so the bound stays valid.
 """
 
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from ..problem import Problem
 from .relax import Relaxation
@@ -25,16 +27,38 @@ from .relax import Relaxation
 ROWS = 200  # steps at which memory is tested; more make the bound tighter and slower
 
 
-def lower_bound_seconds(problem: Problem, nodes: int = 0) -> float | None:
+class Relaxed(NamedTuple):
+    """What the program found.
+
+    Attributes:
+        seconds: no plan within the budget computes again for less.
+        dropped: how far the program's best point drops each storage, 0 to 1; a plan near it is a good start.
+    """
+
+    seconds: float
+    dropped: dict[int, float]
+
+
+def lower_bound_seconds(problem: Problem, nodes: int = 0, *, groups: bool = True) -> float | None:
     """Seconds that any plan within the budget computes again, at least; None if no plan can keep the budget.
+
+    The arguments are those of `relaxed`.
+    """
+    found = relaxed(problem, nodes, groups=groups)
+    return None if found is None else found.seconds
+
+
+def relaxed(problem: Problem, nodes: int = 0, *, groups: bool = True) -> Relaxed | None:
+    """Solves the program; None if no plan can keep the budget.
 
     Args:
         problem: the profile and the budget.
         nodes: with any, decisions are whole in the program, and branch and bound may look at so many nodes.
+        groups: whether each group of operations that runs again costs `replay_group_seconds`, as in a replay.
     """
     p = problem.profile
     if not p.steps:
-        return 0.0
+        return Relaxed(0.0, {})
     spans = _spans(problem)
     times = _row_times(problem, spans)
     stages = len(times)
@@ -55,12 +79,15 @@ def lower_bound_seconds(problem: Problem, nodes: int = 0) -> float | None:
             if first <= t <= last
         ]
         model.row(-infinity, free / model.byte_unit, (model.kept[j], 1.0), *waiting)
+    if groups:
+        model.add_groups()
     if not model.solve():
-        return None if model.infeasible else 0.0
+        return None if model.infeasible else Relaxed(0.0, {})
     # The simplex method stops within a tolerance of the optimum; what it may be off by is given away.
     objective = model.solver.Objective()
     least = float(objective.BestBound() if nodes else objective.Value())
-    return max(0.0, (least - 1e-6) * model.second_unit)
+    dropped = {s: d.solution_value() for s, d in model.dropped.items()}
+    return Relaxed(max(0.0, (least - 1e-6) * model.second_unit), dropped)
 
 
 def _spans(problem: Problem) -> dict[int, tuple[int, int]]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..problem import Judged, Problem
 from .blocks import block_cuts
 from .local import LocalSearch
+from .relax import parts_of
 from .segmented import SegmentedModel
 from .segments import Cuts, balanced_cuts, cheap_positions, sqrt_count, tapered_cuts, within_segments
 from .state import State
@@ -26,7 +27,9 @@ FEWEST = 3  # segmentations that are tried however large the model is
 ROUNDS = 2  # how often a segmentation's model is solved
 LOCAL, MORE = 160_000, 100  # operations that local search looks at, and so many more for each of the step's moments
 LEAST, EACH = 100_000, 400  # the same for small problems
+DEEPER = 800  # operations that local search looks at for each of the model's where much is left open
 STARTS = 3  # how many decisions it starts from
+THRESHOLDS = (0.01, 0.5, 0.99)  # what a relaxed decision drops by more is dropped where a plan starts from it
 
 
 class Found(NamedTuple):
@@ -51,11 +54,22 @@ class Search:
         self.local = LocalSearch(problem, 0, expired)
         self.pool: set[Found] = set()
         self.best_of: dict[Cuts, Found] = {}
+        self.starts: list[frozenset[int]] = []
 
     def add(self, judged: Judged) -> None:
         """A decision of another strategy, as a candidate."""
         self.state.move_to(judged.dropped)
         self.pool.add(self.here())
+
+    def start_from(self, values: dict[int, float]) -> None:
+        """Takes a relaxed decision, which says how far each storage is dropped, as several to improve.
+
+        It knows less of working memory than a segmentation's model, but it is free to drop across all cuts.
+        """
+        self.pool.add(self.rounded(values, parts_of(self.problem, values)))
+        for least in THRESHOLDS:
+            self.state.move_to(s for s, v in values.items() if v > least)
+            self.starts.append(frozenset(self.state.dropped))
 
     def run(self) -> None:
         """The whole search."""
@@ -83,7 +97,7 @@ class Search:
             values = model.solve()
             if values is None:
                 break
-            found.append(self.rounded(values, model.parts(values)))
+            found.append(self.rounded(values, parts_of(self.problem, values)))
             self.state.move_to(found[-1].dropped)
             target = float(budget - max(0, self.state.peak_bytes() - budget))
         if found:
@@ -135,27 +149,41 @@ class Search:
                 yield tuple(sorted({*cuts, p}))
 
     def improve(self) -> None:
-        """Local search from the best decisions, then by lot around the best of all."""
+        """Local search from the relaxed decisions and the best met, then by lot around the best of all."""
         moments = self.state.t.n + self.state.t.m
         left = total = min(LEAST + EACH * moments, LOCAL + MORE * moments)
-        for start in sorted(self.pool)[:STARTS]:
+        best = [frozenset(found.dropped) for found in sorted(self.pool)[:STARTS]]
+        starts, self.starts = list(dict.fromkeys([*self.starts, *best])), []
+        for start in starts:
             if self.expired():
                 return
-            self.local.left = share = min(left, total // (STARTS + 1))
-            self.state.move_to(start.dropped)
+            self.local.left = share = min(left, total // (len(starts) + 1))
+            self.state.move_to(start)
             self.local.run(self.state)
             self.pool.add(self.here())
             left -= share - self.local.left
-        best = min(self.pool)
-        if not best.excess:
+        nearest = min(self.pool)
+        if not nearest.excess:
             self.local.left = left
-            self.state.move_to(best.dropped)
+            self.state.move_to(nearest.dropped)
             self.local.shake(self.state, Random(0))
             self.pool.add(self.here())
+
+    def deepen(self) -> None:
+        """Goes on from the best decision for longer, where the bound leaves much open; most have converged by then."""
+        best = min(self.pool)
+        self.local.left = DEEPER * self.state.t.n
+        self.state.move_to(best.dropped)
+        self.local.run(self.state)
+        self.pool.add(self.here())
 
     def fits(self) -> bool:
         """Whether a decision that keeps the budget has been met."""
         return any(not found.excess for found in self.pool)
+
+    def least_seconds(self) -> float:
+        """What the cheapest decision met costs that keeps the budget; infinite where none does."""
+        return min((found.seconds for found in self.pool if not found.excess), default=math.inf)
 
     def result(self) -> Judged | None:
         """The cheapest decision that keeps the budget, as the simulation judges it."""

@@ -48,14 +48,17 @@ def _timeless(profile: Profile) -> Profile:
     return msgspec.structs.replace(profile, ops=ops)
 
 
-def surely_kept(problem: Problem) -> bool:
-    """Whether a look at segmentations alone shows that the budget can be kept: then the smallest peak is below it."""
+def kept_by_segments(problem: Problem) -> tuple[int, ...] | None:
+    """What the first segmentation drops that keeps the budget as it is; None where none does.
+
+    Where one does, the smallest peak need not be looked for.
+    """
     state = State(problem)
     for cuts in tight_segmentations(problem):
         state.move_to(within_segments(problem, cuts))
         if state.peak_bytes() <= problem.budget_bytes:
-            return True
-    return False
+            return tuple(state.dropped)
+    return None
 
 
 def _search(problem: Problem) -> tuple[int, ...]:

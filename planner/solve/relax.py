@@ -22,8 +22,10 @@ from collections.abc import Callable
 from ortools.linear_solver import pywraplp
 
 from ..problem import Problem
+from .tables import tables_of
 
 GAP = 1e-3
+WHOLE = 0.01  # what the model drops to within this of nothing or all is taken as whole
 
 
 class Relaxation:
@@ -87,7 +89,10 @@ class Relaxation:
     def _add_makers(self) -> None:
         p = self.problem
         for s, d in self.dropped.items():
-            makers = {p.profile.storages[s].birth, *p.touching.get(s, ()), *(p.seed[x] for x in p.slots_of[s])}
+            read = [x for x in p.slots_of[s] if p.profile.slots[x].step >= 0]
+            if p.slots_of[s] and not read:
+                continue  # nothing is ever replayed for slots that backward does not read
+            makers = {p.profile.storages[s].birth, *p.touching.get(s, ()), *(p.seed[x] for x in read)}
             for i in sorted(makers):
                 self.row(0.0, 1.0, (self._op(i), 1.0), (d, -1.0))
 
@@ -196,8 +201,54 @@ class Relaxation:
             chain = [(self.kept[j], 1.0)] + ([(self.kept[j - 1], -1.0)] if j else [])
             self.row(constant, constant, *chain, *((by_index[x], c) for x, c in coefficients.items()))
 
+    def add_groups(self) -> None:
+        """Adds the cost of groups, of which there are at least as many as operations less the ties between them.
+
+        What runs again falls into groups: operations are tied where they have a dropped storage in common. A storage
+        ties all of its operations by one tie for each but its maker, e_(i,s) <= r_i, d_s.
+        """
+        p, infinity = self.problem, self.solver.infinity()
+        if not p.profile.replay_group_seconds:
+            return
+        groups = self.solver.NumVar(0.0, infinity, "")
+        self.solver.Objective().SetCoefficient(groups, p.profile.replay_group_seconds / self.second_unit)
+        terms = [(groups, 1.0)]
+        meets = tables_of(p).meets
+        for i, r in self.again.items():
+            terms.append((r, -1.0))
+            for s in meets[i]:
+                if s in self.dropped and p.profile.storages[s].birth != i:
+                    tie = self.solver.NumVar(0.0, 1.0, "")
+                    self.row(0.0, 1.0, (r, 1.0), (tie, -1.0))
+                    self.row(0.0, 1.0, (self.dropped[s], 1.0), (tie, -1.0))
+                    terms.append((tie, 1.0))
+        self.row(0.0, infinity, *terms)
+
     def solve(self) -> bool:
         """Runs the solver; True where it found a solution: the optimum, or with integers the best within the limits."""
         status = self.solver.Solve()
         self.infeasible = status == pywraplp.Solver.INFEASIBLE
         return bool(status in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE))
+
+
+def parts_of(problem: Problem, values: dict[int, float]) -> list[list[int]]:
+    """Storages that a model drops by halves, those with operations in common together, in order of birth."""
+    storages = [s for s, v in values.items() if WHOLE < v < 1 - WHOLE]
+    t, number = tables_of(problem), {s: s for s in storages}
+
+    def root(s: int) -> int:
+        while number[s] != s:
+            number[s] = number[number[s]]
+            s = number[s]
+        return s
+
+    first: dict[int, int] = {}
+    for s in storages:
+        for i in t.around[s]:
+            a, b = root(first.setdefault(i, s)), root(s)
+            if a != b:
+                number[max(a, b)] = min(a, b)
+    parts: dict[int, list[int]] = {}
+    for s in sorted(storages, key=lambda s: (t.birth[s], s)):
+        parts.setdefault(root(s), []).append(s)
+    return list(parts.values())

@@ -23,9 +23,7 @@ from ..problem import Problem
 from .relax import Relaxation
 from .segments import Cuts
 from .state import State
-from .tables import tables_of
 
-WHOLE = 0.01  # what the model drops to within this of nothing or all is taken as whole
 WINDOWS = 120  # rows of backward, about; a segment has up to WINDOWS_EACH
 WINDOWS_EACH = 6
 
@@ -215,25 +213,3 @@ class SegmentedModel:
         if not self.model.solve():
             return None
         return {s: d.solution_value() for s, d in self.model.dropped.items()}
-
-    def parts(self, values: dict[int, float]) -> list[list[int]]:
-        """Storages that the model drops by halves, those with operations in common together, in order of birth."""
-        storages = [s for s, v in values.items() if WHOLE < v < 1 - WHOLE]
-        t, number = tables_of(self.problem), {s: s for s in storages}
-
-        def root(s: int) -> int:
-            while number[s] != s:
-                number[s] = number[number[s]]
-                s = number[s]
-            return s
-
-        first: dict[int, int] = {}
-        for s in storages:
-            for i in t.around[s]:
-                a, b = root(first.setdefault(i, s)), root(s)
-                if a != b:
-                    number[max(a, b)] = min(a, b)
-        parts: dict[int, list[int]] = {}
-        for s in sorted(storages, key=lambda s: (t.birth[s], s)):
-            parts.setdefault(root(s), []).append(s)
-        return list(parts.values())
