@@ -23,8 +23,8 @@ def simulate_regions(regional: Regional, regions: Sequence[Region]) -> Timeline:
     """Live bytes at every moment of the step with these regions, which are in order and apart."""
     profile = regional.profile
     n, m, resident = len(profile.ops), len(profile.steps), profile.resident_bytes
-    where: dict[int, Region] = {i: r for r in regions for i in range(r.first, r.stop)}
-    until = _needed_until(regional, regions, where)
+    until = kept_until(regional, regions)
+    gone = let_go(regional, regions)
     forward = np.zeros(n + 2, dtype=np.int64)  # differences of live bytes at the start of each operation
     backward = np.zeros(m + 1, dtype=np.int64)  # differences of kept bytes at each backward step
     for s, storage in enumerate(profile.storages):
@@ -33,7 +33,7 @@ def simulate_regions(regional: Regional, regions: Sequence[Region]) -> Timeline:
         step = m if storage.death > n else until.get(s, -1)
         forward[storage.birth + 1] += storage.bytes
         if step < 0:
-            forward[min(_let_go(regional, s, where), n + 1)] -= storage.bytes
+            forward[min(gone[s], n + 1)] -= storage.bytes
         else:
             _span(backward, 0, step, storage.bytes)
     for region in regions:
@@ -76,9 +76,10 @@ def _span(differences: np.ndarray, first: int, last: int, size: int) -> None:
             differences[last + 1] -= size
 
 
-def _needed_until(regional: Regional, regions: Sequence[Region], where: dict[int, Region]) -> dict[int, int]:
-    """For each storage that is kept for backward, the last step that needs it."""
+def kept_until(regional: Regional, regions: Sequence[Region]) -> dict[int, int]:
+    """For each storage that is kept for backward, the last step that needs it; -1 where none does."""
     profile, m = regional.profile, len(regional.profile.steps)
+    where = _region_of(regions)
     until: dict[int, int] = {}
 
     def need(s: int, step: int) -> None:
@@ -108,8 +109,22 @@ def _needed_until(regional: Regional, regions: Sequence[Region], where: dict[int
     return until
 
 
+def _region_of(regions: Sequence[Region]) -> dict[int, Region]:
+    """The region that an operation lies in, for those that lie in one."""
+    return {i: region for region in regions for i in range(region.first, region.stop)}
+
+
+def let_go(regional: Regional, regions: Sequence[Region]) -> tuple[int, ...]:
+    """For each storage, the operation before which the graph lets go of it where backward does not need it."""
+    where = _region_of(regions)
+    return tuple(
+        storage.death if storage.kind in EXTERNAL else _let_go(regional, s, where)
+        for s, storage in enumerate(regional.profile.storages)
+    )
+
+
 def _let_go(regional: Regional, s: int, where: dict[int, Region]) -> int:
-    """The operation before which Python lets go of a storage that backward does not need."""
+    """The operation before which the graph lets go of a storage that is made in the step."""
     storage = regional.profile.storages[s]
     if regional.outlives[s] or storage.kind == "hidden":
         return storage.death

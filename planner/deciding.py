@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .budget import Bytes, Free, Share, parse_budget
-from .decision import Decision, infeasible
+from .decision import Decision, infeasible, unplanned
 from .errors import CaptureError, GuardError, InfeasibleBudgetError, UnsupportedModelError
 from .mechanism import Mechanism, Slice, mechanism
 from .profile import Profile
@@ -23,7 +23,6 @@ from .regional import RegionDecision
 from .replay.directions import Directions, direct
 from .replay.group import generator_states
 from .rewrite.rewritten import Rewritten
-from .solve import Solution, SolveStatus
 
 log = logging.getLogger("ckpt_planner")
 
@@ -119,7 +118,7 @@ class Deciding:
         if isinstance(budget, Bytes):
             return budget.bytes
         if isinstance(budget, Share):
-            return budget.of(Decision(profile, _nothing(), 0, "none").plain.peak_bytes)
+            return budget.of(unplanned(profile).timeline.peak_bytes)
         assert isinstance(budget, Free)
         device = device_of(model, (args, kwargs))
         here = sum(resident(model, args, kwargs, device).values())
@@ -179,7 +178,3 @@ class Deciding:
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return planned.decision.budget_bytes * 21 // 20 + 1
-
-
-def _nothing() -> Solution:
-    return Solution((), SolveStatus.NOTHING_TO_DO, 0.0, 0)

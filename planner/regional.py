@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from .checkpointed import simulate_regions
+from .checkpointed import kept_until, let_go, simulate_regions
 from .decision import Decision, Segment, infeasible
 from .problem import make_problem
 from .profile import Profile
@@ -43,6 +43,28 @@ class RegionDecision(Decision):
         return simulate_regions(self.regional, self.regions) if self.regions else self.plain
 
     @cached_property
+    def needed_until(self) -> dict[int, int]:
+        """For each storage that is kept for backward, the last backward step that needs it."""
+        return kept_until(self.regional, self.regions)
+
+    @cached_property
+    def let_go(self) -> tuple[int, ...]:
+        """For each storage, the operation before which forward lets go of it, unless backward needs it."""
+        # Without regions the model itself runs, not its graph.
+        return let_go(self.regional, self.regions) if self.regions else self.unplanned.let_go
+
+    @cached_property
+    def freed(self) -> frozenset[int]:
+        """Storages that the plain step keeps for backward, and this one does not."""
+        return frozenset(s for region in self.regions for s in self._freed_by(region))
+
+    @cached_property
+    def again_seconds(self) -> dict[int, float]:
+        """For each operation that runs again, its time in backward; what the checkpoints take is not in it."""
+        regional, ops = self.regional, self.profile.ops
+        return {i: ops[i].seconds + regional.op_seconds(r) for r in self.regions for i in regional.again(r)}
+
+    @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """The regions, in the order of forward."""
         return tuple(self._segment(region) for region in self.regions)
@@ -57,6 +79,12 @@ class RegionDecision(Decision):
         """Nothing is followed: a captured graph runs."""
         return 0.0
 
+    def _freed_by(self, region: Region) -> set[int]:
+        """What a region makes that would be kept without it, and that no other region keeps."""
+        storages, n = self.profile.storages, len(self.profile.ops)
+        own = self.regional.own(region)
+        return {s for s in own if self.needed_until.get(s, -1) < 0 and storages[s].death <= n}
+
     def _segment(self, region: Region) -> Segment:
         regional, profile = self.regional, self.profile
         again = regional.again(region)
@@ -64,7 +92,7 @@ class RegionDecision(Decision):
         return Segment(
             modules=tuple(dict.fromkeys(profile.ops[i].module for i in again)),
             nodes=len(again),
-            bytes_freed=regional.freed(region),
+            bytes_freed=sum(profile.storages[s].bytes for s in self._freed_by(region)),
             bytes_kept=sum(profile.storages[s].bytes for s in regional.inputs(region) | held),
             recompute_seconds=regional.seconds(region),
         )

@@ -195,9 +195,13 @@ class Regional:
     @remembered
     def seconds(self, region: Region) -> float:
         """What it costs: its operations again, and the checkpoint itself."""
-        each = SELECTIVE_OP_SECONDS if region.kept else OP_SECONDS
         count = self.last_run(region)[0] + 1 - region.first
-        return sum(self.profile.ops[i].seconds for i in self.again(region)) + REGION_SECONDS + each * count
+        again = sum(self.profile.ops[i].seconds for i in self.again(region))
+        return again + REGION_SECONDS + self.op_seconds(region) * count
+
+    def op_seconds(self, region: Region) -> float:
+        """What the checkpoint costs for each operation that it passes again."""
+        return SELECTIVE_OP_SECONDS if region.kept else OP_SECONDS
 
     @remembered
     def state(self, region: Region) -> set[int]:
