@@ -79,7 +79,7 @@ class Choice(Protocol):
 
     @property
     def overhead(self) -> float:
-        """Time of what runs again, as a share of the plain step's."""
+        """What the plan costs, as a share of the plain step's time."""
 
     @property
     def recompute_seconds(self) -> float:
