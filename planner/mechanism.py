@@ -6,7 +6,7 @@ of the forward, with regions in `torch.utils.checkpoint`.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,9 +18,6 @@ from .rewrite.capture import Captured, record
 from .rewrite.partition import positions
 from .rewrite.rewritten import Rewritten, fitting
 from .solve import minimum
-
-MechanismName = Literal["slice", "torch"]
-MECHANISMS: tuple[str, ...] = get_args(MechanismName)
 
 
 class Mechanism(Protocol):
