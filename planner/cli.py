@@ -20,9 +20,9 @@ from . import cli_ci, terminal, userfile
 from . import report as reports
 from .budget import parse_budget
 from .cli_sweep import sweep
-from .config import MECHANISMS, STRATEGIES
+from .config import STRATEGIES
 from .errors import BudgetError, CkptPlannerError, InfeasibleBudgetError, VerificationError
-from .options import device_option, find_optimizer, optimizer_option
+from .options import device_option, find_optimizer, mechanism_option, optimizer_option
 from .progress import stage_reporter
 
 if TYPE_CHECKING:
@@ -65,15 +65,7 @@ def _checked_budget(context: click.Context, parameter: click.Parameter, value: s
     "none: the plain step.",
 )
 @optimizer_option
-@click.option(
-    "--mechanism",
-    envvar="CKPT_PLAN_MECHANISM",
-    type=click.Choice(MECHANISMS),
-    default="slice",
-    show_default=True,
-    help="slice: follow forward, run again only what was dropped; torch: a captured graph with regions in "
-    "torch.utils.checkpoint.",
-)
+@mechanism_option
 @device_option
 @click.option("--measure", is_flag=True, help="Run one real step and show the measured peak beside the predicted one.")
 @click.option("--verify", is_flag=True, help="Compare loss, gradients, buffers and random state with the plain step.")
@@ -132,7 +124,7 @@ def report(
                     verified, difference = _verify(plan)
                 refused += [difference] if difference else []
             curve = None
-            if form == "html" and mechanism == "slice" if frontier is None else frontier:
+            if form == "html" if frontier is None else frontier:
                 with _busy("deciding other budgets"):
                     curve = plan.frontier()
     except CkptPlannerError as error:

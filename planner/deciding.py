@@ -18,10 +18,11 @@ from .profiling.forward import device_of, resident
 from .profiling.measure import measure_profile
 from .profiling.meter import free_bytes
 from .profiling.rehearse import Way, rehearse
+from .profiling.shadow import untouched
 from .ranks import collectives
 from .regional import RegionDecision
 from .replay.directions import Directions, direct
-from .replay.group import generator_states
+from .replay.group import generator_states, set_generator_states
 from .rewrite.rewritten import Rewritten
 
 log = logging.getLogger("ckpt_planner")
@@ -178,3 +179,18 @@ class Deciding:
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return planned.decision.budget_bytes * 21 // 20 + 1
+
+
+def captured_again(planned: Planned, model: nn.Module, args: Any, kwargs: Any) -> Mechanism:
+    """The mechanism of a planned call, to decide for other budgets.
+
+    Raises:
+        CaptureError, GuardError, UnsupportedModelError: the model takes another path than when it was planned.
+
+    Example:
+        >>> captured_again(planned, model, (x,), {}).frontier(planned.decision.profile, 8)  # doctest: +SKIP
+    """
+    with untouched():
+        if planned.states is not None:  # a forward that draws its path takes the planned one
+            set_generator_states(planned.states)
+        return mechanism(planned.decision.mechanism, planned.decision.profile, model, args, kwargs)

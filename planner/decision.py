@@ -73,6 +73,11 @@ class Decision:
     target_bytes: int | None = None
     mechanism: ClassVar[str] = "slice"
 
+    @property
+    def mechanism_reason(self) -> str:
+        """What the mechanism is, and why it was taken; a sentence."""
+        return "The default: forward is followed, and backward runs only what was dropped again."
+
     @cached_property
     def schedule(self) -> Schedule:
         """What runs again, in which groups."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .decision import Decision, decide
+from .frontier import Frontier, frontier, frontier_of_regions
 from .profile import Profile
 from .regional import RegionDecision, decide_regions, minimum_regions
 from .rewrite.capture import Captured, record
@@ -29,6 +30,9 @@ class Mechanism(Protocol):
     def smallest(self, profile: Profile, budget: int, strategy: str) -> Decision:
         """The decision with the smallest peak that is found."""
 
+    def frontier(self, profile: Profile, points: int) -> Frontier:
+        """Like `ckpt_planner.frontier.frontier`."""
+
     def rewritten(self, decision: Decision) -> Rewritten | None:
         """The forward that carries a decision out; None where the model's own is followed."""
 
@@ -43,6 +47,10 @@ class Slice:
     def smallest(self, profile: Profile, budget: int, strategy: str) -> Decision:
         """The decision with the smallest peak that is found."""
         return Decision(profile, minimum(profile), budget, strategy, 0)
+
+    def frontier(self, profile: Profile, points: int) -> Frontier:
+        """Like `ckpt_planner.frontier.frontier`."""
+        return frontier(profile, points)
 
     def rewritten(self, decision: Decision) -> None:
         """None: the model's own forward is followed."""
@@ -67,6 +75,10 @@ class Checkpoints:
     def smallest(self, profile: Profile, budget: int, strategy: str) -> RegionDecision:
         """The decision with the smallest peak that is found."""
         return minimum_regions(profile, budget, strategy, self._barriers, self._whole)
+
+    def frontier(self, profile: Profile, points: int) -> Frontier:
+        """Like `ckpt_planner.frontier.frontier_of_regions`."""
+        return frontier_of_regions(profile, points, self._barriers, self._whole)
 
     def rewritten(self, decision: Decision) -> Rewritten | None:
         """The forward that carries the decision out; None where nothing is checkpointed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -31,6 +31,13 @@ class RegionDecision(Decision):
 
     regions: tuple[Region, ...] = ()
     mechanism: ClassVar[str] = "torch"
+
+    @property
+    def mechanism_reason(self) -> str:
+        """What the mechanism is, and why it was taken; a sentence."""
+        if not self.regions:
+            return "As asked for; nothing is checkpointed, so the model's own forward runs."
+        return "As asked for: a captured graph runs, with the segments in torch.utils.checkpoint."
 
     @cached_property
     def regional(self) -> Regional:
@@ -117,13 +124,56 @@ def decide_regions(
     """
     target = budget_bytes if target_bytes is None else min(target_bytes, budget_bytes)
     problem = RegionProblem(make_problem(profile, target), Regional(profile, barriers, whole))
-    end = time.monotonic() + TIME_LIMIT
-    found = solve_regions(problem, strategy, lambda: time.monotonic() > end)
+    found = solve_regions(problem, strategy, _timer())
     if found is None or found.peak_bytes > target:
         smallest = smallest_regions(problem)
         decision = _decision(problem, found or smallest, budget_bytes, strategy)
         raise infeasible(decision, smallest.peak_bytes + budget_bytes - target)
     return _decision(problem, found, budget_bytes, strategy)
+
+
+def decide_for_budgets(
+    profile: Profile,
+    budgets: Callable[[int, int], list[int]],
+    barriers: Iterable[int] = (),
+    whole: Iterable[int] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> list[RegionDecision]:
+    """Decisions for several budgets, together: what was found for one is a candidate for all the others.
+
+    Args:
+        profile, barriers, whole: as `decide_regions` takes them.
+        budgets: from the smallest peak that is found and the plain step's, the budgets, all between the two.
+        progress: told how many budgets of how many are decided.
+
+    Returns:
+        One for each budget, in the order of the budgets.
+
+    Example:
+        >>> decide_for_budgets(profile, lambda least, plain: [plain, least])  # doctest: +SKIP
+    """
+    problem = RegionProblem(make_problem(profile, 0), Regional(profile, barriers, whole))
+    plain, smallest = problem.judge(()), smallest_regions(problem)
+    asked = budgets(smallest.peak_bytes, plain.peak_bytes)
+    known = [plain, smallest]
+    for done, budget in enumerate(asked):
+        if progress is not None:
+            progress(done, len(asked))
+        problem.problem = problem.problem.with_budget(budget)
+        found = solve_regions(problem, "budget", _timer())
+        known += [found] if found is not None else []
+    decisions = []
+    for budget in asked:
+        best = min((w for w in known if w.peak_bytes <= budget), key=lambda w: (w.seconds, w.peak_bytes))
+        problem.problem = problem.problem.with_budget(budget)
+        decisions.append(_decision(problem, best, budget, "budget"))
+    return decisions
+
+
+def _timer() -> Callable[[], bool]:
+    """Whether the time of one search has run out."""
+    end = time.monotonic() + TIME_LIMIT
+    return lambda: time.monotonic() > end
 
 
 def minimum_regions(
