@@ -77,17 +77,17 @@ def environment(python: str, folder: Path) -> str:
     subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True)
     made = str(folder / "bin" / "python")
     wanted = [f"ortools=={metadata.version('ortools')}", *NEEDED]
-    pip = [sys.executable, "-m", "pip", "--python", made, "--disable-pip-version-check", "--timeout", "10"]
+    pip = [sys.executable, "-m", "pip", "--python", made, "--disable-pip-version-check", "--timeout", "5"]
     # Without what they depend on (pandas and the like, of which deciding imports none), for speed.
-    install = [*pip, "install", "--retries", "1", "--only-binary", ":all:", "--no-deps", "--no-compile"]
+    install = [*pip, "install", "--retries", "0", "--only-binary", ":all:", "--no-deps", "--no-compile"]
     install += ["--constraint", str(ROOT / "scripts" / "constraints.txt"), *wanted]
     try:
         done = subprocess.run(install, capture_output=True, text=True, timeout=INSTALL_SECONDS)
     except subprocess.TimeoutExpired:
         pytest.skip(f"pip took more than {INSTALL_SECONDS} s to install {', '.join(wanted)} for {python}")
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        pytest.skip(f"pip cannot install {', '.join(wanted)} for {python} (no network?): {reason}")
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["it says nothing"]
+        pytest.skip(f"pip cannot install {', '.join(wanted)} for {python} (no network?): {said[0]}")
     return made
 
 
