@@ -14,8 +14,7 @@ import msgspec
 from . import labels
 from .decision import Breakdown, Decision
 from .profile import Profile
-from .schedule import EXTERNAL, Schedule
-from .simulate import Timeline, needed_until
+from .schedule import EXTERNAL
 
 MOST_ROWS = 14
 NO_MODULE = "(no module)"
@@ -46,9 +45,7 @@ class ModuleBytes(msgspec.Struct, frozen=True):
 
 def alive(decision: Decision, most: int = MOST_ROWS) -> tuple[ModuleBytes, ...]:
     """The modules' bytes at the peak, most first, in at most about `most` rows: large modules are split up first."""
-    profile = decision.profile
-    plain = _attributed(profile, Schedule(profile, ()), decision.plain, decision.baseline_memory)
-    planned = _attributed(profile, decision.schedule, decision.timeline, decision.memory)
+    plain, planned = _attributed(decision.unplanned), _attributed(decision)
     tree = _Tree(plain, planned)
     rows = [tree.row(pattern) for pattern in tree.split(most)]
     rows += [_row(NO_MODULE, 0, plain, planned, {None})] if any(m is None for m, _ in (*plain, *planned)) else []
@@ -124,9 +121,10 @@ def _label(paths: list[str]) -> str:
     return label if label in paths or "{" in label else labels.pattern(paths[0]).replace("#", "*")
 
 
-def _attributed(profile: Profile, schedule: Schedule, timeline: Timeline, memory: Breakdown) -> _Bytes:
-    """Bytes of each module and kind at the step's peak; what is known of no module goes to None."""
+def _attributed(decision: Decision) -> _Bytes:
+    """Bytes of each module and kind at the peak of the decision's step; what is known of no module goes to None."""
     found: _Bytes = Counter()
+    profile, timeline, memory = decision.profile, decision.timeline, decision.memory
     n, m, peak = len(profile.ops), len(profile.steps), timeline.peak_bytes
     for s in profile.storages:
         kind = {"parameter": "parameters", "buffer": "buffers"}.get(s.kind)
@@ -138,13 +136,13 @@ def _attributed(profile: Profile, schedule: Schedule, timeline: Timeline, memory
     elif peak in timeline.backward:
         step = timeline.backward.index(peak)
         at, runs = n + step, _step_module(profile, step)
-        until = needed_until(profile, schedule)
+        until = decision.needed_until
         live = (i for i, s in enumerate(profile.storages) if s.death > n or until.get(i, -1) >= step)
     else:
         at = timeline.forward.index(peak) if peak in timeline.forward else 0
         runs = _parts(profile.ops[at].module) if at < n else None
-        until = needed_until(profile, schedule)
-        live = (i for i, s in enumerate(profile.storages) if s.birth < at and (s.death > at or until.get(i, -1) >= 0))
+        until, gone = decision.needed_until, decision.let_go
+        live = (i for i, s in enumerate(profile.storages) if s.birth < at and (gone[i] > at or until.get(i, -1) >= 0))
     for i in live:
         storage = profile.storages[i]
         if storage.kind not in EXTERNAL:

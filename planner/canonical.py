@@ -63,6 +63,7 @@ def canonical(profile: Profile) -> Profile:
         steps=tuple(msgspec.structs.replace(step, seconds=rounded(step.seconds)) for step in profile.steps),
         replay_op_seconds=rounded(profile.replay_op_seconds),
         replay_group_seconds=rounded(profile.replay_group_seconds),
+        follow_op_seconds=rounded(profile.follow_op_seconds),
     )
 
 

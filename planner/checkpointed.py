@@ -9,115 +9,178 @@ inputs when all have been. Buffers that forward changes are copied for a region,
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from .profile import UNSEEN
 from .regions import Region, Regional, remembered
-from .schedule import EXTERNAL
 from .simulate import Timeline
+from .steparrays import Ints, ints
+
+
+class _Effect(NamedTuple):
+    """What one region does to the step, whatever the others are.
+
+    Attributes:
+        region: it.
+        needs, until: storages that it keeps for backward, and the last step that needs each for it.
+        holds: storages that it takes from outside and is the last to use; they are held while it runs.
+        trigger: the first step that reads one of its slots; -1 if none does.
+        state_bytes, state_until: of the copies and states that it keeps, and the last step that needs them.
+        waiting_bytes: what running it again leaves for its slots.
+        steps, changes: where that comes and goes: differences of live bytes at those steps.
+        again_bytes: the most that is live while it runs again, above what is live before.
+    """
+
+    region: Region
+    needs: Ints
+    until: Ints
+    holds: Ints
+    trigger: int
+    state_bytes: int
+    state_until: int
+    waiting_bytes: int
+    steps: Ints
+    changes: Ints
+    again_bytes: int
+
+
+@remembered
+def _effect(regional: Regional, region: Region) -> _Effect:
+    """What a region does to the step."""
+    needed = _needed_until(regional, region)
+    trigger, end = regional.trigger_and_end(region)
+    waiting = _waiting(regional, region) if trigger >= 0 else []
+    total = sum(size for size, _ in waiting)
+    ending = [(last + 1, -size) for size, last in waiting if last < len(regional.profile.steps)]
+    return _Effect(
+        region=region,
+        needs=ints(list(needed)),
+        until=ints(list(needed.values())),
+        holds=ints(_held_while_it_runs(regional, region)),
+        trigger=trigger,
+        state_bytes=regional.state_bytes(region),
+        state_until=end,
+        waiting_bytes=total,
+        steps=ints([trigger, *(step for step, _ in ending)]),
+        changes=ints([total, *(change for _, change in ending)]),
+        again_bytes=_run_again(regional, region),
+    )
 
 
 def simulate_regions(regional: Regional, regions: Sequence[Region]) -> Timeline:
     """Live bytes at every moment of the step with these regions, which are in order and apart."""
-    profile = regional.profile
+    profile, arrays = regional.profile, regional.arrays
     n, m, resident = len(profile.ops), len(profile.steps), profile.resident_bytes
-    where: dict[int, Region] = {i: r for r in regions for i in range(r.first, r.stop)}
-    until = _needed_until(regional, regions, where)
-    forward = np.zeros(n + 2, dtype=np.int64)  # differences of live bytes at the start of each operation
+    effects = [_effect(regional, region) for region in regions]
+    step = np.where(arrays.stays, m, _last_needed(regional, effects)[arrays.made])
+    forward = arrays.births.copy()  # differences of live bytes at the start of each operation
     backward = np.zeros(m + 1, dtype=np.int64)  # differences of kept bytes at each backward step
-    for s, storage in enumerate(profile.storages):
-        if storage.kind in EXTERNAL:
-            continue
-        step = m if storage.death > n else until.get(s, -1)
-        forward[storage.birth + 1] += storage.bytes
-        if step < 0:
-            forward[min(_let_go(regional, s, where), n + 1)] -= storage.bytes
-        else:
-            _span(backward, 0, step, storage.bytes)
-    for region in regions:
-        forward[region.first] += regional.state_bytes(region)
-        _span(backward, 0, regional.trigger_and_end(region)[1], regional.state_bytes(region))
-    live = np.cumsum(forward)[:n] + resident
-    forward_peak = live + np.array([op.workspace_bytes for op in profile.ops], dtype=np.int64)
+    unneeded = step < 0
+    np.subtract.at(forward, _leaves(regional, effects)[arrays.made[unneeded]], arrays.made_bytes[unneeded])
+    _until(backward, step[~unneeded], arrays.made_bytes[~unneeded])
+    states = ints([effect.state_bytes for effect in effects])
+    forward[[effect.region.first for effect in effects]] += states
+    _until(backward, ints([effect.state_until for effect in effects]), states)
+    forward_peak = np.cumsum(forward)[:n] + resident + arrays.workspace
     since_forward = np.cumsum(backward)[:m] + resident
-    waiting = {region: _waiting(regional, region) for region in regions}
-    for region in regions:
-        trigger = regional.trigger_and_end(region)[0]
-        for size, end in waiting[region] if trigger >= 0 else ():
-            _span(backward, trigger, end, size)
+    running = [effect for effect in effects if effect.trigger >= 0]
+    if running:
+        steps, changes = (np.concatenate([getattr(e, name) for e in running]) for name in ("steps", "changes"))
+        np.add.at(backward, steps, changes)
     kept = np.cumsum(backward)[:m] + resident
     replay = np.zeros(m, dtype=np.int64)
-    peaks = kept + np.array([step.peak_bytes for step in profile.steps], dtype=np.int64)
-    for region in regions:
-        t = regional.trigger_and_end(region)[0]
-        if t < 0:
-            continue
-        before = int(kept[t]) + profile.steps[t].live_bytes - sum(size for size, _ in waiting[region])
-        replay[t] = max(int(replay[t]), before + _run_again(regional, region))
-        peaks[t] = max(int(peaks[t]), int(replay[t]))
-    held = sum(s.bytes for s in profile.storages if s.death > n and s.kind not in EXTERNAL)
+    before = kept + arrays.step_live
+    for effect in running:
+        t = effect.trigger
+        replay[t] = max(replay[t], before[t] - effect.waiting_bytes + effect.again_bytes)
     return Timeline(
-        forward=tuple(int(b) for b in forward_peak),
-        backward=tuple(int(b) for b in peaks),
-        optimizer_bytes=resident + held + profile.gradient_bytes + profile.optimizer_workspace_bytes,
-        replay=tuple(int(b) for b in replay),
+        forward=tuple(forward_peak.tolist()),
+        backward=tuple(np.maximum(kept + arrays.step_peaks, replay).tolist()),
+        optimizer_bytes=resident + arrays.held_bytes + profile.gradient_bytes + profile.optimizer_workspace_bytes,
+        replay=tuple(replay.tolist()),
         saved=int(since_forward[0]) - resident if m else 0,
-        kept=tuple(int(b) for b in since_forward),
+        kept=tuple(since_forward.tolist()),
     )
 
 
-def _span(differences: np.ndarray, first: int, last: int, size: int) -> None:
-    """Adds `size` to steps first..last; the array holds differences."""
-    if last >= first:
-        differences[first] += size
-        if last + 1 < len(differences):
-            differences[last + 1] -= size
+def _until(differences: Ints, lasts: Ints, sizes: Ints) -> None:
+    """Adds each size to the steps up to its last, -1 for none; the array holds differences."""
+    differences[0] += sizes[lasts >= 0].sum()
+    ending = (lasts >= 0) & (lasts + 1 < len(differences))
+    np.subtract.at(differences, lasts[ending] + 1, sizes[ending])
 
 
-def _needed_until(regional: Regional, regions: Sequence[Region], where: dict[int, Region]) -> dict[int, int]:
-    """For each storage that is kept for backward, the last step that needs it."""
-    profile, m = regional.profile, len(regional.profile.steps)
-    until: dict[int, int] = {}
+def kept_until(regional: Regional, regions: Sequence[Region]) -> dict[int, int]:
+    """For each storage that is kept for backward, the last step that needs it.
 
-    def need(s: int, step: int) -> None:
-        until[s] = max(until.get(s, -1), step)
+    Example:
+        >>> kept_until(Regional(profile), [Region(0, 12)])  # doctest: +SKIP
+        {0: 40, 17: 3}
+    """
+    effects = [_effect(regional, region) for region in regions]
+    return {s: step for s, step in enumerate(_last_needed(regional, effects).tolist()) if step >= 0}
 
-    for slot in profile.slots:
-        if slot.position == UNSEEN or slot.op not in where:
-            need(slot.storage, slot.step if slot.step >= 0 else m)
-    for region in regions:
-        trigger, end = regional.trigger_and_end(region)
-        for s in regional.inputs(region):
-            need(s, end)
-        kept, passing = _kept(regional, region), _passing(regional, region)
-        for s in kept:
-            need(
-                s,
-                trigger - 1
-                if s in passing
-                else end
-                if profile.storages[s].birth > regional.last_run(region)[0]
-                else trigger,
-            )
-        for x in regional.slots(region):
-            slot = profile.slots[x]
-            if slot.storage in kept:
-                need(slot.storage, slot.step if slot.step >= 0 else m)
+
+def let_go(regional: Regional, regions: Sequence[Region]) -> tuple[int, ...]:
+    """For each storage, the operation before which the graph lets go of it where backward does not need it.
+
+    Example:
+        >>> let_go(Regional(profile), [Region(0, 12)])  # doctest: +SKIP
+        (4, 12, 13)
+    """
+    return tuple(_leaves(regional, [_effect(regional, region) for region in regions]).tolist())
+
+
+def _last_needed(regional: Regional, effects: Sequence[_Effect]) -> Ints:
+    """For each storage, the last step that needs it kept; -1 where none does."""
+    profile, arrays = regional.profile, regional.arrays
+    outside = np.ones(len(profile.ops) + 1, dtype=np.bool_)
+    for effect in effects:
+        outside[effect.region.first : effect.region.stop] = False
+    plain = outside[arrays.slot_ops]
+    needs = np.concatenate([arrays.slot_storages[plain], *(effect.needs for effect in effects)])
+    steps = np.concatenate([arrays.slot_steps[plain], *(effect.until for effect in effects)])
+    until = np.full(len(profile.storages), -1, dtype=np.int64)
+    np.maximum.at(until, needs, steps)
     return until
 
 
-def _let_go(regional: Regional, s: int, where: dict[int, Region]) -> int:
-    """The operation before which Python lets go of a storage that backward does not need."""
-    storage = regional.profile.storages[s]
-    if regional.outlives[s] or storage.kind == "hidden":
-        return storage.death
-    last = regional.touches[s][-1]
-    region = where.get(last)
-    if region is not None and storage.birth < region.first:  # it is held while the region runs
-        return region.stop
-    return last + 1
+def _leaves(regional: Regional, effects: Sequence[_Effect]) -> Ints:
+    """For each storage, the operation before which the graph lets it go."""
+    leaves = regional.arrays.leaves.copy()
+    for effect in effects:
+        leaves[effect.holds] = effect.region.stop
+    return leaves
+
+
+def _needed_until(regional: Regional, region: Region) -> dict[int, int]:
+    """What a region keeps for backward: its inputs and the results within it that are kept, each with its last step."""
+    profile, m = regional.profile, len(regional.profile.steps)
+    trigger, end = regional.trigger_and_end(region)
+    kept, passing, last = _kept(regional, region), _passing(regional, region), regional.last_run(region)[0]
+    until = dict.fromkeys(regional.inputs(region), end)
+    for s in kept:
+        step = trigger - 1 if s in passing else end if profile.storages[s].birth > last else trigger
+        until[s] = max(until.get(s, -1), step)
+    for x in regional.slots(region):
+        slot = profile.slots[x]
+        if slot.storage in kept:
+            until[slot.storage] = max(until[slot.storage], slot.step if slot.step >= 0 else m)
+    return until
+
+
+def _held_while_it_runs(regional: Regional, region: Region) -> list[int]:
+    """Storages that a region takes from outside and is the last to use."""
+    storages, span = regional.profile.storages, range(region.first, region.stop)
+    return [
+        s
+        for s in regional.inputs(region)
+        if not regional.outlives[s] and storages[s].kind != "hidden" and regional.touches[s][-1] in span
+    ]
 
 
 @remembered
@@ -149,7 +212,6 @@ def _made_again(regional: Regional, region: Region, i: int) -> list[int]:
     return [*op.makes, *op.hides, *sorted(casts)]
 
 
-@remembered
 def _waiting(regional: Regional, region: Region) -> list[tuple[int, int]]:
     """(bytes, last step) of each storage that running the region again leaves for its slots."""
     profile, kept = regional.profile, _kept(regional, region)
@@ -163,7 +225,6 @@ def _waiting(regional: Regional, region: Region) -> list[tuple[int, int]]:
     return [(profile.storages[s].bytes, end) for s, end in last.items()]
 
 
-@remembered
 def _run_again(regional: Regional, region: Region) -> int:
     """The most bytes that are live while the region runs again, above those live before."""
     profile = regional.profile
@@ -171,7 +232,8 @@ def _run_again(regional: Regional, region: Region) -> int:
     last, runs = regional.last_run(region)
     live = peak = regional.state_bytes(region) + sum(profile.storages[s].bytes for s in passing)
     saved: set[int] = set()
-    held: dict[int, int] = {}  # storages and the operation after which they go
+    held: set[int] = set()
+    going: dict[int, list[int]] = defaultdict(list)  # for each operation, what goes after it unless it is saved
     for i in range(region.first, last + 1):
         if i == last and not runs:
             break
@@ -181,11 +243,13 @@ def _run_again(regional: Regional, region: Region) -> int:
         saved |= {profile.slots[x].storage for x in regional.slots_of_op[i]}
         for s in _made_again(regional, region, i):
             if s not in held and (s not in kept or s in passing):
-                inner = max(t for t in regional.touches[s] if t < region.stop)
-                held[s] = last if op.makes and regional.used_later(s, region) else inner
+                held.add(s)
+                touches = regional.touches[s]
+                inner = touches[bisect_left(touches, region.stop) - 1]
+                end = last if op.makes and regional.used_later(s, region) else inner
+                if end < last:
+                    going[max(end, i)].append(s)
                 live += profile.storages[s].bytes * (s not in passing)
         peak = max(peak, live)
-        for s in [s for s, end in held.items() if end <= i and s not in saved and end < last]:
-            live -= profile.storages[s].bytes
-            held[s] = len(profile.ops)  # gone
+        live -= sum(profile.storages[s].bytes for s in going.pop(i, ()) if s not in saved)
     return peak

@@ -89,7 +89,7 @@ def _sentence(finding: Finding) -> str:
 def _plan(f: Figures) -> str:
     return (
         f"peak {format_bytes(f.peak_bytes)} of {format_bytes(f.budget_bytes)}, "
-        f"{seconds(f.recompute_us / 1e6)} again ({f.overhead:.1%})"
+        f"{seconds(f.recompute_us / 1e6)} again, overhead {f.overhead:.1%}"
     )
 
 
@@ -100,7 +100,7 @@ def figure_lines(before: Figures, after: Figures | None) -> list[str]:
     return [
         f"peak: {_sizes(before.peak_bytes, after.peak_bytes)}; plain step: "
         f"{_sizes(before.baseline_peak_bytes, after.baseline_peak_bytes)}",
-        f"computed again: {_times(before.recompute_us, after.recompute_us)}, "
+        f"computed again: {_times(before.recompute_us, after.recompute_us)}; overhead: "
         f"{before.overhead:.1%} → {after.overhead:.1%} of the plain step's "
         f"{_times(before.baseline_step_us, after.baseline_step_us)}",
     ]

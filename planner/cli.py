@@ -20,8 +20,9 @@ from . import cli_ci, terminal, userfile
 from . import report as reports
 from .budget import parse_budget
 from .cli_sweep import sweep
+from .config import STRATEGIES
 from .errors import BudgetError, CkptPlannerError, InfeasibleBudgetError, VerificationError
-from .options import device_option, find_optimizer, optimizer_option
+from .options import device_option, find_optimizer, mechanism_option, optimizer_option
 from .progress import stage_reporter
 
 if TYPE_CHECKING:
@@ -57,22 +58,14 @@ def _checked_budget(context: click.Context, parameter: click.Parameter, value: s
 @click.option(
     "--strategy",
     envvar="CKPT_PLAN_STRATEGY",
-    type=click.Choice(["budget", "sqrt", "all", "none"]),
+    type=click.Choice(STRATEGIES),
     default="budget",
     show_default=True,
     help="budget: the least recompute time that fits; sqrt: Chen et al. 2016, on bytes; all: every repeated block; "
     "none: the plain step.",
 )
 @optimizer_option
-@click.option(
-    "--mechanism",
-    envvar="CKPT_PLAN_MECHANISM",
-    type=click.Choice(["slice", "torch"]),
-    default="slice",
-    show_default=True,
-    help="slice: follow forward, run again only what was dropped; torch: a captured graph with regions in "
-    "torch.utils.checkpoint.",
-)
+@mechanism_option
 @device_option
 @click.option("--measure", is_flag=True, help="Run one real step and show the measured peak beside the predicted one.")
 @click.option("--verify", is_flag=True, help="Compare loss, gradients, buffers and random state with the plain step.")
@@ -131,7 +124,7 @@ def report(
                     verified, difference = _verify(plan)
                 refused += [difference] if difference else []
             curve = None
-            if form == "html" and mechanism == "slice" if frontier is None else frontier:
+            if form == "html" if frontier is None else frontier:
                 with _busy("deciding other budgets"):
                     curve = plan.frontier()
     except CkptPlannerError as error:
@@ -150,17 +143,17 @@ def _plan(
 ) -> Plan:
     path, name = userfile.split(target)
     with _busy("importing torch"):
-        import torch
-
         from . import optimize
+        from .seeding import seed_all
     chosen = None if optimizer is None else _optimizer_class(optimizer)
     # Random weights and inputs then are the same at each run, and with them whatever depends on their values.
-    torch.manual_seed(0)
+    seed_all()
     with _busy(f"importing {path}"):
         subject = userfile.load(path, name, device)
     if not subject.model.training:
         click.echo(f"Note: `{name}` was in eval mode; it is put in training mode, which the plan is for.", err=True)
         subject.model.train()
+    seed_all()  # again: a model that draws its path takes the same one, whatever was drawn when it was made
     return optimize(  # which says itself what it is doing
         subject.model,
         budget=budget,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .budget import parse_budget
-from .config import ALLOWED, STRATEGIES, Config, Tolerance, find_config, parse_share, read_config
+from .config import ALLOWED, GENERAL, STRATEGIES, Config, Tolerance, find_config, parse_share, read_config
 from .errors import BudgetError, CkptPlannerError
 from .options import device_option
 from .progress import stage_reporter
@@ -147,8 +147,7 @@ def _asked(target: str, given: dict[str, str], output: Path | None, config: Conf
         file, other = userfile.split(model.file)
         if (file.resolve(), other) == (path.resolve(), name) and output in (None, config.plan_of(model)):
             plan = output or config.plan_of(model)
-            names = ("budget", "strategy", "optimizer", "device")
-            values.update({k: v for k in names if (v := getattr(model, k)) is not None})
+            values.update({k: v for k in GENERAL if (v := getattr(model, k)) is not None})
             break
     values.update(given)
     relative = Path(os.path.relpath(path.resolve(), plan.parent.resolve())).as_posix()

@@ -12,7 +12,7 @@ import msgspec
 
 from .budget import format_bytes
 from .errors import CkptPlannerError
-from .options import device_option, optimizer_option
+from .options import device_option, mechanism_option, optimizer_option
 from .report import Subject, subject
 from .textreport import seconds, table, title
 
@@ -41,6 +41,7 @@ class Sweep(msgspec.Struct, frozen=True):
     "--points", type=click.IntRange(2, 1000), default=POINTS, show_default=True, help="How many budgets are decided."
 )
 @optimizer_option
+@mechanism_option
 @device_option
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
@@ -50,7 +51,9 @@ class Sweep(msgspec.Struct, frozen=True):
     default=Path("-"),
     help="Write the curve to this file; - is stdout, the default.",
 )
-def sweep(target: str, points: int, optimizer: str | None, device: str | None, form: str, output: Path) -> None:
+def sweep(
+    target: str, points: int, optimizer: str | None, mechanism: str, device: str | None, form: str, output: Path
+) -> None:
     """Show what every budget costs: peak memory against recompute time, from the smallest peak to the plain step's.
 
     FILE is as for `report`. The step is measured once; peaks and times are predicted from it. The knee, where the curve
@@ -65,7 +68,7 @@ def sweep(target: str, points: int, optimizer: str | None, device: str | None, f
     try:
         # What the user's code prints is not the curve.
         with contextlib.redirect_stdout(sys.stderr):
-            plan = cli._plan(target, ANY_BUDGET, "none", optimizer, device, "slice")
+            plan = cli._plan(target, ANY_BUDGET, "none", optimizer, device, mechanism)
             with cli._busy(f"deciding {points} budgets"):
                 swept = describe(plan, plan.frontier(points))
     except CkptPlannerError as error:

@@ -15,6 +15,7 @@ Example:
 
     [tool.ckpt-plan.report]
     format = "json"
+    mechanism = "torch"
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ else:
 
 FILE = "pyproject.toml"
 STRATEGIES = ("budget", "sqrt", "all", "none")
+MECHANISMS = ("slice", "torch")
+GENERAL = ("budget", "strategy", "optimizer", "device")  # what may stand in every table
 ALLOWED = ("peak", "overhead", "budget", "segments", "inputs", "device")
 
 _SHARE = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*%\s*", re.ASCII)
@@ -90,7 +93,7 @@ class Config(msgspec.Struct, frozen=True):
         models: in the order of the table.
         tolerance: for plans that are no model's of the table.
         general: budget, strategy, optimizer and device for plans that are no model's, where the table has them.
-        report: defaults of the options of `ckpt-plan report`.
+        report: defaults of the options of `ckpt-plan report`, by the names of its parameters.
     """
 
     path: Path | None
@@ -161,12 +164,19 @@ class _Reader:
         self.path = path
         self.kinds: dict[str, Callable[[str, Any], Any]] = {
             "budget": self._budget,
-            "strategy": self._strategy,
+            "strategy": lambda key, value: self._choice(key, value, STRATEGIES),
             "optimizer": self._text,
             "device": self._text,
             "peak-tolerance": self._share,
             "overhead-tolerance": self._share,
             "allow": self._allow,
+        }
+        self.report_kinds: dict[str, Callable[[str, Any], Any]] = {
+            **{key: self.kinds[key] for key in GENERAL},
+            "mechanism": lambda key, value: self._choice(key, value, MECHANISMS),
+            "format": self._text,
+            "output": self._output,
+            **dict.fromkeys(("frontier", "measure", "verify"), self._flag),
         }
 
     def error(self, key: str, why: str) -> ConfigError:
@@ -176,12 +186,12 @@ class _Reader:
         if not isinstance(table, dict):
             raise self.error("", "is no table.")
         own = {k: v for k, v in table.items() if k not in ("plans", "models", "report")}
-        shared = self._known("", own, ("plans", "models", "report"))
+        shared = self._known("", own, self.kinds, ("plans", "models", "report"))
         plans = self._text("plans", table.get("plans", "plans"))
         models = table.get("models", {})
         if not isinstance(models, dict):
             raise self.error("models", 'is no table; write name = "file.py" under [tool.ckpt-plan.models].')
-        general = {k: v for k, v in shared.items() if k in ("budget", "strategy", "optimizer", "device")}
+        general = {k: v for k, v in shared.items() if k in GENERAL}
         return Config(
             path=self.path,
             plans=self.path.parent / plans,
@@ -191,13 +201,19 @@ class _Reader:
             report={**general, **self._report(table.get("report", {}))},
         )
 
-    def _known(self, prefix: str, table: Mapping[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
+    def _known(
+        self,
+        prefix: str,
+        table: Mapping[str, Any],
+        kinds: Mapping[str, Callable[[str, Any], Any]],
+        others: tuple[str, ...] = (),
+    ) -> dict[str, Any]:
         found = {}
         for key, value in table.items():
-            if key not in self.kinds:
-                known = ", ".join(sorted([*self.kinds, *others]))
+            if key not in kinds:
+                known = ", ".join(sorted([*kinds, *others]))
                 raise self.error(f"{prefix}{key}", f"the key is unknown. Known here: {known}.")
-            found[key] = self.kinds[key](f"{prefix}{key}", value)
+            found[key] = kinds[key](f"{prefix}{key}", value)
         return found
 
     def _model(self, name: str, value: Any, shared: Mapping[str, Any]) -> ModelConfig:
@@ -208,7 +224,8 @@ class _Reader:
         if not isinstance(table, dict) or "file" not in table:
             raise self.error(prefix, 'is neither a file nor a table with the key "file".')
         file = self._text(f"{prefix}.file", table["file"])
-        own = {**shared, **self._known(f"{prefix}.", {k: v for k, v in table.items() if k != "file"}, ("file",))}
+        rest = {k: v for k, v in table.items() if k != "file"}
+        own = {**shared, **self._known(f"{prefix}.", rest, self.kinds, ("file",))}
         return ModelConfig(
             name=name,
             file=str(self.path.parent / file),
@@ -223,20 +240,8 @@ class _Reader:
         """Defaults of `ckpt-plan report`, checked by the command itself when it takes them."""
         if not isinstance(table, dict):
             raise self.error("report", "is no table.")
-        known = {"format": "form", "measure": "measure", "verify": "verify"}
-        found: dict[str, Any] = {}
-        for key, value in table.items():
-            if key in known:
-                wanted: type = str if key == "format" else bool
-                if not isinstance(value, wanted):
-                    raise self.error(f"report.{key}", f"{value!r} is not of type {wanted.__name__}.")
-                found[known[key]] = value
-            elif key in ("budget", "strategy", "optimizer", "device"):
-                found[key] = self.kinds[key](f"report.{key}", value)
-            else:
-                names = ", ".join(sorted([*known, "budget", "strategy", "optimizer", "device"]))
-                raise self.error(f"report.{key}", f"the key is unknown. Known here: {names}.")
-        return found
+        found = self._known("report.", table, self.report_kinds)
+        return {"form" if key == "format" else key: value for key, value in found.items()}
 
     # -- values -----------------------------------------------------------------------------------------------------
 
@@ -254,10 +259,20 @@ class _Reader:
             raise self.error(key, str(error)) from None
         return str(value)
 
-    def _strategy(self, key: str, value: Any) -> str:
-        if value not in STRATEGIES:
-            raise self.error(key, f"{value!r} is unknown; choose one of {', '.join(STRATEGIES)}.")
+    def _choice(self, key: str, value: Any, known: tuple[str, ...]) -> str:
+        if value not in known:
+            raise self.error(key, f"{value!r} is unknown; choose one of {', '.join(known)}.")
         return str(value)
+
+    def _flag(self, key: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise self.error(key, f"{value!r} is not of type bool.")
+        return value
+
+    def _output(self, key: str, value: Any) -> str:
+        """A file beside pyproject.toml, as every path of the table; "-" is stdout."""
+        text = self._text(key, value)
+        return text if text == "-" else str(self.path.parent / text)
 
     def _share(self, key: str, value: Any) -> float:
         try:

@@ -65,6 +65,7 @@ def priced(committed: LockedProfile, fresh: Profile, draft: Profile) -> Priced:
         steps=steps,
         replay_op_seconds=old.replay_op_seconds,
         replay_group_seconds=old.replay_group_seconds,
+        follow_op_seconds=old.follow_op_seconds,
     )
     return Priced(LockedProfile(profile, fingerprints(draft), tuple(sorted(estimated))), new, scale)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .budget import Bytes, Free, Share, parse_budget
-from .decision import Decision, infeasible
+from .decision import Decision, infeasible, unplanned
 from .errors import CaptureError, GuardError, InfeasibleBudgetError, UnsupportedModelError
 from .mechanism import Mechanism, Slice, mechanism
 from .profile import Profile
@@ -18,12 +18,12 @@ from .profiling.forward import device_of, resident
 from .profiling.measure import measure_profile
 from .profiling.meter import free_bytes
 from .profiling.rehearse import Way, rehearse
+from .profiling.shadow import untouched
 from .ranks import collectives
 from .regional import RegionDecision
 from .replay.directions import Directions, direct
-from .replay.group import generator_states
+from .replay.group import generator_states, set_generator_states
 from .rewrite.rewritten import Rewritten
-from .solve import Solution, SolveStatus
 
 log = logging.getLogger("ckpt_planner")
 
@@ -119,7 +119,7 @@ class Deciding:
         if isinstance(budget, Bytes):
             return budget.bytes
         if isinstance(budget, Share):
-            return budget.of(Decision(profile, _nothing(), 0, "none").plain.peak_bytes)
+            return budget.of(unplanned(profile).timeline.peak_bytes)
         assert isinstance(budget, Free)
         device = device_of(model, (args, kwargs))
         here = sum(resident(model, args, kwargs, device).values())
@@ -181,5 +181,16 @@ class Deciding:
             return planned.decision.budget_bytes * 21 // 20 + 1
 
 
-def _nothing() -> Solution:
-    return Solution((), SolveStatus.NOTHING_TO_DO, 0.0, 0)
+def captured_again(planned: Planned, model: nn.Module, args: Any, kwargs: Any) -> Mechanism:
+    """The mechanism of a planned call, to decide for other budgets.
+
+    Raises:
+        CaptureError, GuardError, UnsupportedModelError: the model takes another path than when it was planned.
+
+    Example:
+        >>> captured_again(planned, model, (x,), {}).frontier(planned.decision.profile, 8)  # doctest: +SKIP
+    """
+    with untouched():
+        if planned.states is not None:  # a forward that draws its path takes the planned one
+            set_generator_states(planned.states)
+        return mechanism(planned.decision.mechanism, planned.decision.profile, model, args, kwargs)

@@ -13,7 +13,7 @@ from .budget import format_bytes
 from .errors import InfeasibleBudgetError
 from .profile import Profile
 from .schedule import EXTERNAL, Group, Schedule
-from .simulate import Timeline, simulate
+from .simulate import Timeline, needed_until, simulate
 from .solve import Solution, SolveStatus, make_problem, minimum, solve
 
 
@@ -73,6 +73,11 @@ class Decision:
     target_bytes: int | None = None
     mechanism: ClassVar[str] = "slice"
 
+    @property
+    def mechanism_reason(self) -> str:
+        """What the mechanism is, and why it was taken; a sentence."""
+        return "The default: forward is followed, and backward runs only what was dropped again."
+
     @cached_property
     def schedule(self) -> Schedule:
         """What runs again, in which groups."""
@@ -84,9 +89,35 @@ class Decision:
         return simulate(self.profile, self.schedule)
 
     @cached_property
+    def unplanned(self) -> Decision:
+        """The plain step of the same profile, as a decision for nothing."""
+        return unplanned(self.profile)
+
+    @cached_property
     def plain(self) -> Timeline:
         """Live bytes at every moment of the plain step."""
-        return simulate(self.profile, Schedule(self.profile, ()))
+        return self.unplanned.timeline
+
+    @cached_property
+    def needed_until(self) -> dict[int, int]:
+        """For each storage that is kept for backward, the last backward step that needs it."""
+        return needed_until(self.profile, self.schedule)
+
+    @cached_property
+    def let_go(self) -> tuple[int, ...]:
+        """For each storage, the operation before which forward lets go of it, unless backward needs it."""
+        return tuple(storage.death for storage in self.profile.storages)
+
+    @cached_property
+    def freed(self) -> frozenset[int]:
+        """Storages that the plain step keeps for backward, and this one does not."""
+        return self.schedule.dropped & {slot.storage for slot in self.profile.slots}
+
+    @cached_property
+    def again_seconds(self) -> dict[int, float]:
+        """For each operation that runs again, its time in backward; what starts the replays is not in it."""
+        again = (i for group in self.schedule.groups if group.trigger >= 0 for i in group.ops)
+        return {i: self.profile.ops[i].seconds + self.profile.replay_op_seconds for i in again}
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -124,7 +155,16 @@ class Decision:
     @property
     def baseline_memory(self) -> Breakdown:
         """Where the bytes of the plain step's peak are."""
-        return _breakdown(self.profile, self.plain)
+        return self.unplanned.memory
+
+
+def unplanned(profile: Profile) -> Decision:
+    """The plain step as a decision: nothing is dropped.
+
+    Example:
+        >>> unplanned(profile).timeline.peak_bytes  # doctest: +SKIP
+    """
+    return Decision(profile, Solution((), SolveStatus.NOTHING_TO_DO, 0.0, 0), 0, "none")
 
 
 def decide(profile: Profile, budget_bytes: int, strategy: str = "budget", target_bytes: int | None = None) -> Decision:

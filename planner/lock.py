@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +19,9 @@ from .lockio import profile_path
 from .options import find_optimizer
 from .profile import Profile
 from .profiling.measure import complete_profile, measure_twice
-from .profiling.shadow import untouched
 from .relock import lock_of
 from .runtime import Runtime
+from .seeding import seeded
 from .userfile import Subject
 
 Progress = Callable[[str], None]
@@ -93,18 +92,6 @@ def _of_folder(file: str | None, folder: Path) -> bool:
     found = Path(file or "")
     installed = {"site-packages", "dist-packages"} & set(found.parts) or found.is_relative_to(sys.prefix)
     return bool(file) and not installed and found.is_relative_to(folder)
-
-
-@contextmanager
-def seeded() -> Iterator[None]:
-    """Random numbers that are the same at each run; afterwards the generators are as they were."""
-    with untouched():
-        torch.manual_seed(0)
-        random.seed(0)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(0)
-        yield
 
 
 def _loaded(path: Path, name: str, device: str | None) -> Subject:

@@ -11,7 +11,7 @@ import msgspec
 from .canonical import Fingerprints
 from .profile import Profile
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PLAN_KIND = "ckpt-planner locked plan"
 PROFILE_KIND = "ckpt-planner locked profile"
 
@@ -61,7 +61,8 @@ class Locked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             the budget where only the plan with the smallest peak keeps it.
         peak_bytes, baseline_peak_bytes: predicted peak of the planned and of the plain step.
         baseline_step_us, recompute_us: time of the plain step, and of what runs again.
-        overhead: the latter as a share of the former.
+        follow_us: what following forward costs, beyond what runs again.
+        overhead: what the plan costs, both of these, as a share of the plain step's time; as `Plan.overhead`.
         memory: where the bytes of the planned step's peak are.
         profile, profile_digest: the profile's file beside this one, and a digest of its contents.
         versions: of what made the plan.
@@ -83,6 +84,7 @@ class Locked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     baseline_peak_bytes: int
     baseline_step_us: int
     recompute_us: int
+    follow_us: int
     overhead: float
     memory: dict[str, int]
     segments: tuple[LockedSegment, ...]

@@ -6,21 +6,19 @@ of the forward, with regions in `torch.utils.checkpoint`.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from .decision import Decision, decide
+from .frontier import Frontier, frontier, frontier_of_regions
 from .profile import Profile
 from .regional import RegionDecision, decide_regions, minimum_regions
 from .rewrite.capture import Captured, record
 from .rewrite.partition import positions
 from .rewrite.rewritten import Rewritten, fitting
 from .solve import minimum
-
-MechanismName = Literal["slice", "torch"]
-MECHANISMS: tuple[str, ...] = get_args(MechanismName)
 
 
 class Mechanism(Protocol):
@@ -31,6 +29,9 @@ class Mechanism(Protocol):
 
     def smallest(self, profile: Profile, budget: int, strategy: str) -> Decision:
         """The decision with the smallest peak that is found."""
+
+    def frontier(self, profile: Profile, points: int) -> Frontier:
+        """Like `ckpt_planner.frontier.frontier`."""
 
     def rewritten(self, decision: Decision) -> Rewritten | None:
         """The forward that carries a decision out; None where the model's own is followed."""
@@ -46,6 +47,10 @@ class Slice:
     def smallest(self, profile: Profile, budget: int, strategy: str) -> Decision:
         """The decision with the smallest peak that is found."""
         return Decision(profile, minimum(profile), budget, strategy, 0)
+
+    def frontier(self, profile: Profile, points: int) -> Frontier:
+        """Like `ckpt_planner.frontier.frontier`."""
+        return frontier(profile, points)
 
     def rewritten(self, decision: Decision) -> None:
         """None: the model's own forward is followed."""
@@ -70,6 +75,10 @@ class Checkpoints:
     def smallest(self, profile: Profile, budget: int, strategy: str) -> RegionDecision:
         """The decision with the smallest peak that is found."""
         return minimum_regions(profile, budget, strategy, self._barriers, self._whole)
+
+    def frontier(self, profile: Profile, points: int) -> Frontier:
+        """Like `ckpt_planner.frontier.frontier_of_regions`."""
+        return frontier_of_regions(profile, points, self._barriers, self._whole)
 
     def rewritten(self, decision: Decision) -> Rewritten | None:
         """The forward that carries the decision out; None where nothing is checkpointed."""

@@ -8,7 +8,6 @@ import msgspec
 
 from .decision import Decision
 from .schedule import EXTERNAL
-from .simulate import needed_until
 
 LOSS = "(loss)"
 
@@ -60,17 +59,14 @@ def tree(decision: Decision) -> tuple[Node, ...]:
 
     Modules stand in the order of their first operation. The loss is a module of its own.
     """
-    profile, schedule = decision.profile, decision.schedule
-    again = {i for group in schedule.groups if group.trigger >= 0 for i in group.ops}
-    until = needed_until(profile, schedule)
-    slotted = {slot.storage for slot in profile.slots}
+    profile, again = decision.profile, decision.again_seconds
     kept, freed = [0] * len(profile.ops), [0] * len(profile.ops)
     for s, storage in enumerate(profile.storages):
         if storage.kind in EXTERNAL:
             continue
-        if s in until:
+        if decision.needed_until.get(s, -1) >= 0:
             kept[storage.birth] += storage.bytes
-        elif s in slotted:
+        elif s in decision.freed:
             freed[storage.birth] += storage.bytes
     backward = [0.0] * len(profile.ops)
     for step in profile.steps:
@@ -85,8 +81,7 @@ def tree(decision: Decision) -> tuple[Node, ...]:
                 index[parts[:depth]] = len(rows)
                 rows.append(_Row(index[parts[: depth - 1]], "module", parts[depth - 1]))
         row = _Row(index[parts], "op", op.name, op.place)
-        again_seconds = op.seconds + profile.replay_op_seconds if i in again else 0.0
-        row.sums = (1, int(i in again), kept[i], freed[i], op.seconds, backward[i], again_seconds)
+        row.sums = (1, int(i in again), kept[i], freed[i], op.seconds, backward[i], again.get(i, 0.0))
         rows.append(row)
     # A node stands after its parent, so that from the last to the first each sum is complete before it is passed on.
     for row in reversed(rows):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .config import MECHANISMS
 from .errors import CkptPlannerError, UnsupportedModelError
-from .mechanism import MECHANISMS
 from .plan import Plan
 from .planned import plain_module
 from .progress import stage_reporter

@@ -6,12 +6,23 @@ from typing import Any
 
 import click
 
+from .config import MECHANISMS
+
 optimizer_option = click.option(
     "--optimizer",
     envvar="CKPT_PLAN_OPTIMIZER",
     metavar="CLASS",
     help="A class of torch.optim, e.g. AdamW, whose state and step count too; over the file's `optimizer`. "
     '"none": no optimizer.',
+)
+mechanism_option = click.option(
+    "--mechanism",
+    envvar="CKPT_PLAN_MECHANISM",
+    type=click.Choice(MECHANISMS),
+    default="slice",
+    show_default=True,
+    help="slice: follow forward, run again only what was dropped; torch: a captured graph with regions in "
+    "torch.utils.checkpoint.",
 )
 device_option = click.option(
     "--device", envvar="CKPT_PLAN_DEVICE", help="Move the model and inputs there first, e.g. cuda."

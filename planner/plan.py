@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .deciding import Planned
+from .deciding import Planned, captured_again
 from .decision import Breakdown, Decision, Segment
 from .errors import CkptPlannerError, PlanMismatchError
-from .frontier import POINTS, Frontier, FrontierPoint, frontier
+from .frontier import POINTS, Frontier, FrontierPoint, decision_at
+from .mechanism import Mechanism, Slice
 from .planfile import read_plan, write_plan
 from .planned import planned_module
 from .profile import Profile
@@ -38,6 +39,7 @@ class Plan:
         self._original = model
         self._call = call
         self._model = planned_module(model, runtime) if model is not None else None
+        self._captured: Mechanism | None = None  # with its graph, once other budgets were asked for
 
     # -- what was decided -------------------------------------------------------------------------------------------
 
@@ -130,11 +132,7 @@ class Plan:
     @property
     def mechanism_reason(self) -> str:
         """What that is, and why it was taken; a sentence."""
-        if self.mechanism == "torch" and not self.segments:
-            return "As asked for; nothing is checkpointed, so the model's own forward runs."
-        if self.mechanism == "torch":
-            return "As asked for: a captured graph runs, with the segments in torch.utils.checkpoint."
-        return "The default: forward is followed, and backward runs only what was dropped again."
+        return self.decision.mechanism_reason
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -190,24 +188,36 @@ class Plan:
         Args:
             points: how many budgets are decided; where two have the same plan, fewer points come back.
 
+        The points are of the plan's mechanism. For "torch" the call is captured anew, which takes the plan's model.
+
         Raises:
             ValueError: fewer than 2 points.
+            CkptPlannerError: the mechanism is "torch", and the plan has no model or no example arguments.
+            CaptureError, GuardError, UnsupportedModelError: the model takes another path than when it was planned.
 
         Example:
             >>> curve = plan.frontier()  # doctest: +SKIP
             >>> model = plan.at(curve.points[curve.knee]).model  # doctest: +SKIP
         """
-        self._refuse_for_regions()
-        return frontier(self.profile, points)
+        return self._how().frontier(self.profile, points)
 
     def at(self, point: FrontierPoint) -> Plan:
         """The plan of one point of `frontier()`, for the same model, call, loss and optimizer as this one.
 
         Its peak is predicted: no step has been taken under it yet. `measure()` takes one.
+
+        Raises:
+            CkptPlannerError: the point is of another mechanism.
         """
-        self._refuse_for_regions()
+        if point.mechanism != self.mechanism:
+            raise CkptPlannerError(
+                f'the point is of mechanism "{point.mechanism}", and this plan of "{self.mechanism}": take a point of '
+                "this plan's own frontier()"
+            )
         runtime = self._runtime.under(point.budget_bytes)
-        runtime.first = Planned(Decision(self.profile, point.solution, point.budget_bytes, "budget"))
+        decision = decision_at(self.profile, point)
+        # Without the graph that the frontier was decided on, one is captured at the first step.
+        runtime.first = Planned(decision, self._captured.rewritten(decision) if self._captured is not None else None)
         if self._original is not None:
             runtime.adopt(self._original)
         return Plan(runtime, self._original, self._call)
@@ -240,12 +250,13 @@ class Plan:
         """
         compare(self._example(), self._runtime.loss_fn, self._planned().way)
 
-    def _refuse_for_regions(self) -> None:
-        if self.decision.mechanism != "slice":
-            raise CkptPlannerError(
-                f'a frontier is of mechanism "slice", and this plan is of mechanism "{self.decision.mechanism}": plan '
-                'the model with mechanism "slice" for it'
-            )
+    def _how(self) -> Mechanism:
+        """The plan's mechanism, ready to decide for other budgets."""
+        if self.mechanism == "slice":
+            return Slice()
+        if self._captured is None:
+            self._captured = captured_again(self._planned(), *self._example())
+        return self._captured
 
     def _planned(self) -> Planned:
         if self._runtime.first is None:
@@ -325,7 +336,7 @@ class Plan:
             raise PlanMismatchError(
                 f"the plan is for a call of {profile.input_signature}, not {input_signature(args, kwargs)}"
             )
-        self._original = model
+        self._original, self._captured = model, None
         self._call = (args, kwargs) if args or kwargs else self._call
         self._runtime.adopt(model)
         self._model = planned_module(model, self._runtime)

@@ -126,9 +126,9 @@ class PlanChecker:
 
         from . import ci
         from .budget import parse_budget
-        from .lock import seeded
         from .lockfile import Settings
         from .lockio import read_locked
+        from .seeding import seeded
         from .userfile import Subject
 
         update = bool(self._request.config.getoption(OPTION))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from .checkpointed import simulate_regions
+from .checkpointed import kept_until, let_go, simulate_regions
 from .decision import Decision, Segment, infeasible
 from .problem import make_problem
 from .profile import Profile
@@ -32,6 +32,13 @@ class RegionDecision(Decision):
     regions: tuple[Region, ...] = ()
     mechanism: ClassVar[str] = "torch"
 
+    @property
+    def mechanism_reason(self) -> str:
+        """What the mechanism is, and why it was taken; a sentence."""
+        if not self.regions:
+            return "As asked for; nothing is checkpointed, so the model's own forward runs."
+        return "As asked for: a captured graph runs, with the segments in torch.utils.checkpoint."
+
     @cached_property
     def regional(self) -> Regional:
         """What the regions mean for the profile."""
@@ -41,6 +48,28 @@ class RegionDecision(Decision):
     def timeline(self) -> Timeline:
         """Live bytes at every moment of the planned step."""
         return simulate_regions(self.regional, self.regions) if self.regions else self.plain
+
+    @cached_property
+    def needed_until(self) -> dict[int, int]:
+        """For each storage that is kept for backward, the last backward step that needs it."""
+        return kept_until(self.regional, self.regions)
+
+    @cached_property
+    def let_go(self) -> tuple[int, ...]:
+        """For each storage, the operation before which forward lets go of it, unless backward needs it."""
+        # Without regions the model itself runs, not its graph.
+        return let_go(self.regional, self.regions) if self.regions else self.unplanned.let_go
+
+    @cached_property
+    def freed(self) -> frozenset[int]:
+        """Storages that the plain step keeps for backward, and this one does not."""
+        return frozenset(s for region in self.regions for s in self._freed_by(region))
+
+    @cached_property
+    def again_seconds(self) -> dict[int, float]:
+        """For each operation that runs again, its time in backward; what the checkpoints take is not in it."""
+        regional, ops = self.regional, self.profile.ops
+        return {i: ops[i].seconds + regional.op_seconds(r) for r in self.regions for i in regional.again(r)}
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -57,6 +86,12 @@ class RegionDecision(Decision):
         """Nothing is followed: a captured graph runs."""
         return 0.0
 
+    def _freed_by(self, region: Region) -> set[int]:
+        """What a region makes that would be kept without it, and that no other region keeps."""
+        storages, n = self.profile.storages, len(self.profile.ops)
+        own = self.regional.own(region)
+        return {s for s in own if self.needed_until.get(s, -1) < 0 and storages[s].death <= n}
+
     def _segment(self, region: Region) -> Segment:
         regional, profile = self.regional, self.profile
         again = regional.again(region)
@@ -64,7 +99,7 @@ class RegionDecision(Decision):
         return Segment(
             modules=tuple(dict.fromkeys(profile.ops[i].module for i in again)),
             nodes=len(again),
-            bytes_freed=regional.freed(region),
+            bytes_freed=sum(profile.storages[s].bytes for s in self._freed_by(region)),
             bytes_kept=sum(profile.storages[s].bytes for s in regional.inputs(region) | held),
             recompute_seconds=regional.seconds(region),
         )
@@ -89,13 +124,56 @@ def decide_regions(
     """
     target = budget_bytes if target_bytes is None else min(target_bytes, budget_bytes)
     problem = RegionProblem(make_problem(profile, target), Regional(profile, barriers, whole))
-    end = time.monotonic() + TIME_LIMIT
-    found = solve_regions(problem, strategy, lambda: time.monotonic() > end)
+    found = solve_regions(problem, strategy, _timer())
     if found is None or found.peak_bytes > target:
         smallest = smallest_regions(problem)
         decision = _decision(problem, found or smallest, budget_bytes, strategy)
         raise infeasible(decision, smallest.peak_bytes + budget_bytes - target)
     return _decision(problem, found, budget_bytes, strategy)
+
+
+def decide_for_budgets(
+    profile: Profile,
+    budgets: Callable[[int, int], list[int]],
+    barriers: Iterable[int] = (),
+    whole: Iterable[int] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> list[RegionDecision]:
+    """Decisions for several budgets, together: what was found for one is a candidate for all the others.
+
+    Args:
+        profile, barriers, whole: as `decide_regions` takes them.
+        budgets: from the smallest peak that is found and the plain step's, the budgets, all between the two.
+        progress: told how many budgets of how many are decided.
+
+    Returns:
+        One for each budget, in the order of the budgets.
+
+    Example:
+        >>> decide_for_budgets(profile, lambda least, plain: [plain, least])  # doctest: +SKIP
+    """
+    problem = RegionProblem(make_problem(profile, 0), Regional(profile, barriers, whole))
+    plain, smallest = problem.judge(()), smallest_regions(problem)
+    asked = budgets(smallest.peak_bytes, plain.peak_bytes)
+    known = [plain, smallest]
+    for done, budget in enumerate(asked):
+        if progress is not None:
+            progress(done, len(asked))
+        problem.problem = problem.problem.with_budget(budget)
+        found = solve_regions(problem, "budget", _timer())
+        known += [found] if found is not None else []
+    decisions = []
+    for budget in asked:
+        best = min((w for w in known if w.peak_bytes <= budget), key=lambda w: (w.seconds, w.peak_bytes))
+        problem.problem = problem.problem.with_budget(budget)
+        decisions.append(_decision(problem, best, budget, "budget"))
+    return decisions
+
+
+def _timer() -> Callable[[], bool]:
+    """Whether the time of one search has run out."""
+    end = time.monotonic() + TIME_LIMIT
+    return lambda: time.monotonic() > end
 
 
 def minimum_regions(

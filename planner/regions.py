@@ -10,6 +10,7 @@ import msgspec
 
 from .profile import UNSEEN, Profile
 from .schedule import EXTERNAL, writers
+from .steparrays import StepArrays, step_arrays
 
 # Measured on a CPU, forward and backward together: what a checkpoint costs beyond the kernels that run again.
 REGION_SECONDS = 190e-6
@@ -66,9 +67,14 @@ class Regional:
             for s in {*op.makes, *op.hides, *op.writes, *op.output, *(r.storage for r in op.reads)}:
                 self.touches[s].append(i)
         self.slots_of_op: list[list[int]] = [[] for _ in profile.ops]
+        # The first and the last operation that saves a storage; a region cannot hold what no hook sees.
+        self.saved_by = [(len(profile.ops), -1) for _ in profile.storages]
         for index, slot in enumerate(profile.slots):
             if slot.position != UNSEEN:
                 self.slots_of_op[slot.op].append(index)
+            ops = (slot.op, slot.op) if slot.position != UNSEEN else (-1, len(profile.ops))
+            first, last = self.saved_by[slot.storage]
+            self.saved_by[slot.storage] = min(first, ops[0]), max(last, ops[1])
         # Buffers that forward changes: a region takes copies, so that running again changes and finds the copies.
         self.copied = [
             storage.kind == "buffer"
@@ -78,6 +84,15 @@ class Regional:
             for s, storage in enumerate(profile.storages)
         ]
         self.outlives = [s.death > self.inside for s in profile.storages]
+
+    @cached_property
+    def arrays(self) -> StepArrays:
+        """The profile's numbers, with the operation before which the graph lets each storage go."""
+        storages, touches = self.profile.storages, self.touches
+        # The graph lets a value go after its last use, where the model's Python may hold it longer.
+        python = [s.kind == "hidden" or s.kind in EXTERNAL or self.outlives[i] for i, s in enumerate(storages)]
+        leaves = [s.death if python[i] else touches[i][-1] + 1 for i, s in enumerate(storages)]
+        return step_arrays(self.profile, leaves)
 
     @cached_property
     def eligible(self) -> tuple[bool, ...]:
@@ -163,9 +178,11 @@ class Regional:
         """Bytes that are not kept for backward because of it."""
         profile = self.profile
         kept = {s for i in region.kept for s in (*profile.ops[i].makes, *profile.ops[i].hides)}
-        span = range(region.first, region.stop)
-        later = {slot.storage for slot in profile.slots if slot.position == UNSEEN or slot.op not in span}
-        return sum(profile.storages[s].bytes for s in self.own(region) - later - kept if not self.outlives[s])
+        return sum(
+            profile.storages[s].bytes
+            for s in self.own(region) - kept
+            if not self.outlives[s] and region.first <= self.saved_by[s][0] and self.saved_by[s][1] < region.stop
+        )
 
     @remembered
     def trigger_and_end(self, region: Region) -> tuple[int, int]:
@@ -195,9 +212,13 @@ class Regional:
     @remembered
     def seconds(self, region: Region) -> float:
         """What it costs: its operations again, and the checkpoint itself."""
-        each = SELECTIVE_OP_SECONDS if region.kept else OP_SECONDS
         count = self.last_run(region)[0] + 1 - region.first
-        return sum(self.profile.ops[i].seconds for i in self.again(region)) + REGION_SECONDS + each * count
+        again = sum(self.profile.ops[i].seconds for i in self.again(region))
+        return again + REGION_SECONDS + self.op_seconds(region) * count
+
+    def op_seconds(self, region: Region) -> float:
+        """What the checkpoint costs for each operation that it passes again."""
+        return SELECTIVE_OP_SECONDS if region.kept else OP_SECONDS
 
     @remembered
     def state(self, region: Region) -> set[int]:

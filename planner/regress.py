@@ -20,12 +20,13 @@ ENOUGH = 0.01  # share of the recompute time, or of the peak, that has to be sav
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What one plan costs: bytes, microseconds, and a share of the plain step's time."""
+    """What one plan costs: bytes, microseconds, and a share of the plain step's time; names are those of `Locked`."""
 
     peak_bytes: int
     baseline_peak_bytes: int
     budget_bytes: int
     recompute_us: int
+    follow_us: int
     baseline_step_us: int
     overhead: float
 
@@ -89,6 +90,7 @@ def figures(locked: Locked) -> Figures:
         locked.baseline_peak_bytes,
         locked.budget_bytes,
         locked.recompute_us,
+        locked.follow_us,
         locked.baseline_step_us,
         locked.overhead,
     )

@@ -85,7 +85,6 @@ def lock_of(decision: Decision, settings: Settings, source: LockedProfile, profi
         profile_name: the name of the profile's file.
     """
     profile, target = decision.profile, decision.target_bytes
-    plain, again = profile.step_seconds, decision.solution.recompute_seconds
     memory = decision.memory
     locked = Locked(
         schema=SCHEMA_VERSION,
@@ -101,9 +100,10 @@ def lock_of(decision: Decision, settings: Settings, source: LockedProfile, profi
         device=settings.device,
         peak_bytes=decision.timeline.peak_bytes,
         baseline_peak_bytes=decision.plain.peak_bytes,
-        baseline_step_us=microseconds(plain),
-        recompute_us=microseconds(again),
-        overhead=round(again / plain, 4) if plain else 0.0,
+        baseline_step_us=microseconds(profile.step_seconds),
+        recompute_us=microseconds(decision.solution.recompute_seconds),
+        follow_us=microseconds(decision.follow_seconds),
+        overhead=round(decision.overhead, 4),
         memory={part: getattr(memory, part) for part in MEMORY_PARTS},
         segments=_segments(decision),
         profile=profile_name,

@@ -79,7 +79,7 @@ class Choice(Protocol):
 
     @property
     def overhead(self) -> float:
-        """Time of what runs again, as a share of the plain step's."""
+        """What the plan costs, as a share of the plain step's time."""
 
     @property
     def recompute_seconds(self) -> float:
@@ -139,12 +139,13 @@ class Report(msgspec.Struct, frozen=True):
         memory_change: of `memory` from `baseline_memory`, as a share of the latter; None where that is zero.
         alike: the segments, those that are alike added up.
         follow_seconds: what following forward costs, beyond what is computed again.
-        starting_seconds: what starting the replays costs; with `again_seconds` of the whole tree it is
-            `recompute_seconds`.
+        starting_seconds: what starting the replays costs, or with mechanism "torch" the checkpoints and what they
+            pass without running it; with `again_seconds` of the whole tree it is `recompute_seconds`.
         timeline: the memory over the step.
         alive: what the bytes at the peak are, by module.
         tree: the model's modules and operations.
         frontier: what other budgets would cost, if that was looked for.
+        mechanism, mechanism_reason: how the plan is carried out, and why so.
     """
 
     profile: Subject

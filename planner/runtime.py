@@ -95,7 +95,8 @@ class Runtime(Deciding):
 
     def under(self, budget_bytes: int) -> Runtime:
         """Another one for the same step under this budget, with nothing decided yet."""
-        return Runtime(budget_bytes, "budget", self.loss_fn, self.optimizer, self.progress, self._group)
+        asked = (self.loss_fn, self.optimizer, self.progress, self._group, self.mechanism)
+        return Runtime(budget_bytes, "budget", *asked)
 
     def adopt(self, model: nn.Module) -> None:
         """Take the first decision for calls of its kind on `model`, in the mode that the model is in now."""

@@ -29,6 +29,9 @@ vit = { file = "vit.py:net", budget = 4000000000, strategy = "sqrt", overhead-to
 format = "json"
 measure = true
 budget = "60%"
+mechanism = "torch"
+frontier = false
+output = "made/report.json"
 """
 
 
@@ -87,6 +90,10 @@ def test_the_nearest_file_that_has_the_table_is_read(tmp_path: Path) -> None:
         ("report = { colour = true }", "report.colour: the key is unknown"),
         ("report = { measure = 'yes' }", "report.measure: 'yes' is not of type bool"),
         ("report = { strategy = 'best' }", "report.strategy: 'best' is unknown"),
+        ("report = { mechanism = 'both' }", "report.mechanism: 'both' is unknown; choose one of slice, torch"),
+        ("report = { frontier = 'yes' }", "report.frontier: 'yes' is not of type bool"),
+        ("report = { output = 3 }", "report.output: 3 is no text"),
+        ("mechanism = 'torch'", "mechanism: the key is unknown"),
         ("budget = ", "is no valid TOML"),
     ],
 )
@@ -124,6 +131,18 @@ def test_report_takes_its_defaults_from_there(tmp_path: Path, monkeypatch: pytes
     assert CliRunner().invoke(main, ["report", "net.py"], env={"CKPT_PLAN_BUDGET": "7GB"}).exit_code == 0
     assert [(s["budget"], s["strategy"]) for s in seen] == [("60%", "all"), ("7GB", "budget")]
     assert all((s["form"], s["measure"], s["optimizer"]) == ("json", True, "AdamW") for s in seen)
+    # A path of the table lies beside pyproject.toml, wherever the command runs.
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    other = ["--mechanism", "slice", "--frontier", "-o", "-"]
+    assert CliRunner().invoke(main, ["report", "net.py"]).exit_code == 0
+    assert CliRunner().invoke(main, ["report", "net.py", *other]).exit_code == 0
+    assert CliRunner().invoke(main, ["report", "net.py"], env={"CKPT_PLAN_MECHANISM": "slice"}).exit_code == 0
+    assert [(s["mechanism"], s["frontier"], s["output"]) for s in seen[2:]] == [
+        ("torch", False, tmp_path / "made" / "report.json"),
+        ("slice", True, Path("-")),
+        ("slice", False, tmp_path / "made" / "report.json"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import plans
 import pytest
 import torch
 from ci_repo import REFACTORED, ROWS, Project, ckpt_plan, make
@@ -20,6 +21,7 @@ from ckpt_planner.lock import subject_of
 from ckpt_planner.lockfile import LockedProfile, Settings
 from ckpt_planner.lockio import read_locked, write_locked
 from ckpt_planner.profile import Profile
+from ckpt_planner.regress import figures
 from ckpt_planner.relock import decided, relock
 
 
@@ -78,6 +80,23 @@ def test_what_is_new_is_scaled_to_the_profiles_machine() -> None:
     assert again.new == ()
     assert again.source.estimated == found.source.estimated, "an estimate stays one until the model is locked anew"
     assert again.source.profile.ops == found.source.profile.ops
+
+
+def test_the_overhead_is_the_reports_and_holds_what_following_costs(tmp_path: Path) -> None:
+    followed = msgspec.structs.replace(made_up(2), follow_op_seconds=12.3456789e-6)
+    source = locked(followed)
+    budget = decided(source.profile, 10**12, "none").plain.peak_bytes * 3 // 4
+    decision = decided(source.profile, budget, "budget")
+    plan = relock(source, Settings("m.py", str(budget)), budget, profile_name="net.profile.json")
+    assert plan.overhead == round(plans.plan_of(decision).overhead, 4)
+    assert plan.overhead == pytest.approx((plan.recompute_us + plan.follow_us) / plan.baseline_step_us, abs=1e-3)
+    assert plan.follow_us == round(decision.follow_seconds * 1e6) > 0
+    assert figures(plan).overhead == plan.overhead
+    # The same from the file, whose times are whole nanoseconds.
+    write_locked(tmp_path / "net.json", plan, source, replace=False)
+    assert relock(read_locked(tmp_path / "net.json")[1], plan.settings, budget, 0, "net.profile.json") == plan
+    slow = msgspec.structs.replace(followed, follow_op_seconds=1.0)
+    assert priced(source, slow, slow).source.profile.follow_op_seconds == source.profile.follow_op_seconds
 
 
 def test_without_anything_in_common_times_are_as_measured() -> None:

@@ -24,14 +24,14 @@ def segment(module: str, freed: int = 100, us: int = 10, operations: tuple[str, 
 
 
 def figures(**changes: float) -> Figures:
-    return msgspec.structs.replace(Figures(1_000_000, 2_000_000, 1_100_000, 10_000, 100_000, 0.1), **changes)
+    return msgspec.structs.replace(Figures(1_000_000, 2_000_000, 1_100_000, 10_000, 0, 100_000, 0.1), **changes)
 
 
 def plan(*segments: LockedSegment, inputs: str = "(float32[2],)", **changes: float) -> Locked:
     f = figures(**changes)
     return Locked(
-        1, "", "m.py", "Net", inputs, "1MB", f.budget_bytes, 0, "budget", None, None, f.peak_bytes,
-        f.baseline_peak_bytes, f.baseline_step_us, f.recompute_us, f.overhead, {}, segments, "", "", {},
+        2, "", "m.py", "Net", inputs, "1MB", f.budget_bytes, 0, "budget", None, None, f.peak_bytes,
+        f.baseline_peak_bytes, f.baseline_step_us, f.recompute_us, f.follow_us, f.overhead, {}, segments, "", "", {},
     )  # fmt: skip
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import plans
 import pytest
 import torch
@@ -248,6 +250,32 @@ def test_a_file_that_is_not_there(planned: Planned, tmp_path: Path) -> None:
         assert "no such file" in result.stderr
     (tmp_path / "net.txt").write_text(MODEL)
     assert "end in .py" in run("report", tmp_path / "net.txt").stderr
+
+
+def test_what_the_file_draws_from_any_generator_is_the_same_each_time(planned: Planned, tmp_path: Path) -> None:
+    text = """
+import random
+import numpy
+import torch
+DRAWN = [random.random(), numpy.random.rand(), torch.rand(()).item()]
+def model():
+    net = torch.nn.Linear(3, 3)
+    net.drawn = DRAWN
+    return net
+def example_inputs():
+    return torch.ones(2, 3)
+"""
+    drawn = []
+    for name in ("one", "two"):
+        written(tmp_path / f"{name}.py", text)
+        after = [random.random(), numpy.random.rand(), torch.rand(()).item()]
+        drawn.append((planned.call.model.drawn, after))
+        random.seed(name)
+        numpy.random.seed(len(drawn) + 5)
+        torch.manual_seed(len(drawn) + 5)
+    assert drawn[0] == drawn[1]
+    # Planning starts from the seed too, whatever the file drew.
+    assert drawn[0][0] == drawn[0][1]
 
 
 def test_neighbours_of_the_file_can_be_imported(planned: Planned, tmp_path: Path) -> None:

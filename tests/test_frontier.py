@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from profiles import layered, transformer
 from torch import nn
 
-from ckpt_planner import Plan, optimize
+from ckpt_planner import CkptPlannerError, Plan, optimize
 from ckpt_planner.cli import main
 from ckpt_planner.cli_sweep import POINTS
 from ckpt_planner.frontier import POINTS as POINTS_OF_FRONTIER
 from ckpt_planner.frontier import frontier, knee_of
 from ckpt_planner.problem import make_problem
 from ckpt_planner.profile import Profile
+from ckpt_planner.regional import decide_regions
 from ckpt_planner.schedule import Schedule
 from ckpt_planner.simulate import simulate
 from ckpt_planner.solve import SolveStatus, minimum, solve
@@ -154,3 +155,53 @@ def test_sweep_refuses_what_it_cannot_do(tmp_path: Path) -> None:
 
 def test_the_command_offers_as_many_points_as_the_library() -> None:
     assert POINTS == POINTS_OF_FRONTIER
+
+
+def test_points_of_regions_are_plans_of_torch_checkpoint() -> None:
+    model, x = chain(), torch.randn(512, 16)
+    plan = optimize(model, "100%", (x,), loss_fn=lambda y: y.square().mean(), mechanism="torch")
+    curve, expected = plan.frontier(5), gradients(model, x)
+    assert len(curve.points) > 2 and curve.points[-1].peak_bytes == plan.baseline_peak_bytes
+    for one, next_ in pairwise(curve.points):
+        assert one.peak_bytes < next_.peak_bytes and one.recompute_seconds > next_.recompute_seconds
+        assert one.lower_bound_seconds >= next_.lower_bound_seconds
+    for point in curve.points:
+        at = plan.at(point)
+        assert (at.mechanism, at.peak_bytes, at.budget_bytes) == ("torch", point.peak_bytes, point.budget_bytes)
+        assert (at.overhead, at.gap, len(at.segments)) == (point.overhead, point.gap, len(point.regions))
+        assert at.peak_bytes <= point.budget_bytes
+        assert all(torch.equal(a, b) for a, b in zip(gradients(at.model, x), expected, strict=True))
+        real = at.measure().peak_bytes
+        assert abs(real - point.peak_bytes) <= 0.02 * real
+        alone = decide_regions(plan.profile, point.budget_bytes)
+        assert point.recompute_seconds <= alone.solution.recompute_seconds
+
+
+def test_a_loaded_plan_of_regions_needs_its_model_for_a_frontier(tmp_path: Path) -> None:
+    model, x = chain(), torch.randn(512, 16)
+    loss = {"loss_fn": lambda y: y.square().mean()}
+    optimize(model, "100%", (x,), mechanism="torch", **loss).save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json", **loss)
+    with pytest.raises(CkptPlannerError, match="apply it to a model first"):
+        loaded.frontier(3)
+    loaded.apply(model, x)
+    point = loaded.frontier(3).points[0]
+    loaded.at(point).save(tmp_path / "tight.json")
+    tight = Plan.load(tmp_path / "tight.json")
+    assert tight.mechanism == "torch" and tight.segments and tight.peak_bytes == point.peak_bytes
+    assert all(torch.equal(a, b) for a, b in zip(gradients(tight.apply(model), x), gradients(model, x), strict=True))
+    sliced = optimize(model, "100%", (x,), **loss)
+    with pytest.raises(CkptPlannerError, match='mechanism "torch", and this plan of "slice"'):
+        sliced.at(point)
+
+
+def test_sweep_and_report_show_the_frontier_of_regions(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(MODEL)
+    shown = CliRunner().invoke(main, ["sweep", str(path), "--points", "3", "--mechanism", "torch", "--format", "json"])
+    assert shown.exit_code == 0, shown.stderr
+    points = json.loads(shown.stdout)["points"]
+    assert points[0]["mechanism"] == "torch" and points[0]["regions"]
+    arguments = ["report", str(path), "--budget", "100%", "--mechanism", "torch", "--frontier", "--format", "json"]
+    data = json.loads(CliRunner().invoke(main, arguments).stdout)
+    assert data["mechanism"] == "torch" and len(data["frontier"]["points"]) > 2

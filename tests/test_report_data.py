@@ -6,16 +6,20 @@ from functools import cache
 
 import msgspec
 import pages
+import plans
 import profiles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_planner import labels
+from ckpt_planner import labels, report
 from ckpt_planner.alive import KINDS, NO_MODULE, alive
 from ckpt_planner.decision import Decision, decide
 from ckpt_planner.moduletree import tree
 from ckpt_planner.moments import moments
+from ckpt_planner.regional import RegionDecision, decide_regions, minimum_regions
+from ckpt_planner.regions import REGION_SECONDS
+from ckpt_planner.schedule import EXTERNAL
 
 STRATEGIES = ("none", "sqrt", "all", "minimum")
 
@@ -32,7 +36,20 @@ def decided(seed: int, strategy: str) -> Decision:
     return Decision(profile, solution, solution.peak_bytes, "budget")
 
 
-some_decision = st.builds(decided, st.integers(0, 15), st.sampled_from(STRATEGIES))
+@cache
+def in_regions(seed: int, strategy: str) -> RegionDecision:
+    """The same for mechanism "torch"; "between" is a budget that some regions, and not all, are needed for."""
+    profile = profiles.layered(seed, 24)
+    smallest = minimum_regions(profile, 10**12, "budget")
+    if strategy == "minimum":
+        return smallest
+    if strategy == "between":
+        return decide_regions(profile, (smallest.timeline.peak_bytes + smallest.plain.peak_bytes) // 2)
+    return decide_regions(profile, 10**12, strategy)
+
+
+some_regions = st.builds(in_regions, st.integers(0, 15), st.sampled_from((*STRATEGIES, "between")))
+some_decision = st.builds(decided, st.integers(0, 15), st.sampled_from(STRATEGIES)) | some_regions
 
 
 @given(some_decision, st.integers(1, 80))
@@ -66,8 +83,10 @@ def test_what_is_alive_adds_up_to_the_peak_by_kind(decision: Decision, most: int
 
 @given(some_decision)
 def test_activations_at_the_peak_are_known_by_module(decision: Decision) -> None:
-    """All but the generators' states, which belong to no module."""
+    """All but the generators' states, and copies of buffers, which belong to no module."""
     states = decision.profile.rng_state_bytes * sum(op.random for op in decision.profile.ops)
+    if isinstance(decision, RegionDecision):
+        states = sum(decision.regional.state_bytes(region) for region in decision.regions)
     assert not any(op.snapshot for op in decision.profile.ops)  # copies from before a call belong to none either
     for row in alive(decision, 1):
         if row.label == NO_MODULE:
@@ -100,14 +119,43 @@ def test_the_tree_adds_up(decision: Decision) -> None:
     assert root.backward_seconds <= sum(step.seconds for step in profile.steps) * (1 + 1e-9)
     assert root.ops_again == sum(segment.nodes for segment in decision.segments)
     assert root.freed_bytes == sum(segment.bytes_freed for segment in decision.segments)
-    groups = profile.replay_group_seconds * len(decision.segments)
-    assert root.again_seconds + groups == pytest.approx(sum(s.recompute_seconds for s in decision.segments))
+    assert [node.again_seconds for node in ops] == [decision.again_seconds.get(i, 0.0) for i in range(len(ops))]
+    starts = profile.replay_group_seconds * len(decision.segments)
+    if isinstance(decision, RegionDecision):
+        starts = decision.solution.recompute_seconds - root.again_seconds
+        assert starts >= REGION_SECONDS * len(decision.regions) * (1 - 1e-9)
+    assert root.again_seconds + starts == pytest.approx(sum(s.recompute_seconds for s in decision.segments))
+
+
+@given(some_regions)
+def test_operations_and_bytes_of_the_tree_are_those_of_the_regions(decision: RegionDecision) -> None:
+    again = [i for region in decision.regions for i in decision.regional.again(region)]
+    ops = [node for node in tree(decision) if node.kind == "op"]
+    assert [i for i, node in enumerate(ops) if node.ops_again] == again
+    storages, n = decision.profile.storages, len(decision.profile.ops)
+    unsaved = [x for s, x in enumerate(storages) if decision.needed_until.get(s, -1) < 0 and x.kind not in EXTERNAL]
+    held = sum(x.bytes for x in unsaved if x.death > n)
+    states = sum(map(decision.regional.state_bytes, decision.regions))
+    assert sum(node.kept_bytes for node in ops) + held + states == decision.timeline.saved
 
 
 def test_the_report_says_what_starting_the_replays_takes() -> None:
     made = pages.described()
     assert made.starting_seconds == pytest.approx(3 * pages.decision().profile.replay_group_seconds)
     assert made.tree[0].again_seconds + made.starting_seconds == pytest.approx(made.recompute_seconds)
+
+
+def test_the_report_of_regions_names_the_mechanism_and_adds_up() -> None:
+    decision = decide_regions(pages.decision().profile, 10**12, "all")
+    made = pages.described(decision)
+    assert (made.mechanism, made.mechanism_reason) == ("torch", plans.plan_of(decision).mechanism_reason)
+    assert decision.regions and made.tree[0].ops_again == sum(segment.nodes for segment in made.segments)
+    assert made.tree[0].freed_bytes == sum(segment.bytes_freed for segment in made.segments) > 0
+    assert made.tree[0].again_seconds + made.starting_seconds == pytest.approx(made.recompute_seconds)
+    assert sum(row.planned_bytes for row in made.alive) == made.peak_bytes < made.baseline_peak_bytes
+    assert max(made.timeline.planned_high_bytes) == made.peak_bytes
+    for shown in (report.text(made), report.html(made)):
+        assert f"Mechanism torch. {made.mechanism_reason}" in " ".join(shown.split())
 
 
 def test_a_parameters_gradient_belongs_to_the_module_whose_backward_made_it() -> None:
