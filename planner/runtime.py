@@ -15,6 +15,7 @@ from .budget import format_bytes
 from .deciding import Deciding, Planned
 from .errors import CaptureError, CkptPlannerError, GuardError, UnsupportedModelError
 from .profiling.signature import input_signature
+from .profiling.warned import warnings_name_the_user
 from .profiling.watch import Watch
 from .ranks import Ranks, ranks_of
 from .replay.follow import Follower
@@ -142,7 +143,7 @@ class Runtime(Deciding):
             follower.observer = self._observer()
         _ACTIVE.busy = True
         try:
-            with follower:
+            with warnings_name_the_user(), follower:
                 result = plainly(*args, **kwargs)
         finally:
             _ACTIVE.busy = False

@@ -22,6 +22,8 @@ from ckpt_planner.errors import UnsupportedModelError
 from ckpt_planner.replay.calls import tensors_in
 from ckpt_planner.replay.group import generator_states, set_generator_states
 
+from .warned import warnings_name_the_user
+
 _WRITTEN = WeakIdKeyDictionary()
 
 
@@ -81,12 +83,13 @@ def copied_inputs(value: Any) -> Any:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Puts the random generators of torch, Python and NumPy back as they were."""
+    """Puts the random generators of torch, Python and NumPy back as they were; warnings name the user's lines."""
     states, python = generator_states(), random.getstate()
     numpy = sys.modules.get("numpy")
     numbers = numpy.random.get_state() if numpy is not None else None
     try:
-        yield
+        with warnings_name_the_user():
+            yield
     finally:
         set_generator_states(states)
         random.setstate(python)
