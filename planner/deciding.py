@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -14,6 +15,7 @@ from .decision import Decision, infeasible, unplanned
 from .errors import CaptureError, GuardError, InfeasibleBudgetError, UnsupportedModelError
 from .mechanism import Mechanism, Slice, mechanism
 from .profile import Profile
+from .profiling.buckets import bucket_bytes, buckets_to_come
 from .profiling.forward import device_of, resident
 from .profiling.measure import measure_profile
 from .profiling.meter import free_bytes
@@ -58,12 +60,13 @@ class Deciding:
     """What was asked for, and how it is decided for a call.
 
     Args:
-        budget, strategy, loss_fn, optimizer, mechanism: as `optimize` takes them.
+        budget, strategy, loss_fn, optimizer, mechanism, gradient_buckets: as `optimize` takes them.
         progress: told the name of each stage of planning.
 
     Attributes:
         first: the decision that was made first.
         collectives: whether measuring a step takes part in collectives, as far as is known.
+        several: whether several ranks train the model together, as far as is known.
     """
 
     def __init__(
@@ -74,12 +77,14 @@ class Deciding:
         optimizer: Any,
         progress: Callable[[str], None] | None,
         mechanism: str,
+        gradient_buckets: bool | None,
     ) -> None:
         self.budget, self.strategy, self.loss_fn, self.optimizer = budget, strategy, loss_fn, optimizer
-        self.mechanism = mechanism
+        self.mechanism, self.gradient_buckets = mechanism, gradient_buckets
         self.progress = progress or (lambda stage: None)
         self.first: Planned | None = None
         self.collectives = True
+        self.several = False
         parse_budget(budget)
 
     def plan_alone(self, model: nn.Module, args: Any, kwargs: Any, told: Told = lambda planned: None) -> Planned:
@@ -93,7 +98,14 @@ class Deciding:
             model, args, kwargs, loss_fn=self.loss_fn, optimizer=self.optimizer, progress=self.progress
         )
         self.collectives = collectives() != before
-        return profile
+        return self._with_buckets(profile, model)
+
+    def _with_buckets(self, profile: Profile, model: nn.Module) -> Profile:
+        """Counts the buckets that a wrapper is yet to make, where gradients will be averaged in some."""
+        there, wanted = profile.bucket_bytes, self.gradient_buckets
+        if wanted is False or (wanted is None and (there or not self.several)):
+            return profile
+        return msgspec.structs.replace(profile, bucket_bytes=there + buckets_to_come(model))
 
     def decide_alone(
         self,
@@ -122,7 +134,7 @@ class Deciding:
             return budget.of(unplanned(profile).timeline.peak_bytes)
         assert isinstance(budget, Free)
         device = device_of(model, (args, kwargs))
-        here = sum(resident(model, args, kwargs, device).values())
+        here = sum(resident(model, args, kwargs, device).values()) + bucket_bytes(model)
         return here + int(free_bytes(device) * (1 - RESERVE))
 
     def _mechanism(self, profile: Profile, model: nn.Module, args: Any, kwargs: Any) -> Mechanism:
@@ -173,9 +185,10 @@ class Deciding:
 
     def rehearsed(self, planned: Planned, model: nn.Module, args: Any, kwargs: Any) -> int:
         """The peak of a real step under a plan, bytes; more than there is where it ran out of memory."""
-        state = planned.decision.profile.optimizer_state_bytes
+        profile = planned.decision.profile
+        other = profile.optimizer_state_bytes + profile.bucket_bytes
         try:
-            return rehearse(model, args, kwargs, self.loss_fn, planned.way, state_bytes=state).peak_bytes
+            return rehearse(model, args, kwargs, self.loss_fn, planned.way, other_bytes=other).peak_bytes
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return planned.decision.budget_bytes * 21 // 20 + 1

@@ -40,7 +40,7 @@ class Breakdown(msgspec.Struct, frozen=True):
 
     Attributes:
         parameters, buffers, inputs, optimizer: resident during the whole step.
-        gradients: parameter gradients that exist at the peak.
+        gradients: parameter gradients that exist at the peak, and the buckets that they are averaged in.
         activations: what is saved for backward or held by Python.
         workspace: everything else: gradients of activations, temporary memory, replayed values.
     """
@@ -250,7 +250,7 @@ def _breakdown(profile: Profile, timeline: Timeline) -> Breakdown:
     return Breakdown(
         parameters=profile.parameter_bytes,
         buffers=profile.buffer_bytes,
-        gradients=gradients,
+        gradients=gradients + profile.bucket_bytes,
         optimizer=profile.optimizer_state_bytes,
         inputs=profile.input_bytes,
         activations=activations,

@@ -27,6 +27,7 @@ def optimize(
     strategy: str = "budget",
     process_group: Any = None,
     mechanism: str = "slice",
+    gradient_buckets: bool | None = None,
 ) -> Plan:
     """Plan the training step of `model` under a budget of peak memory.
 
@@ -45,6 +46,9 @@ def optimize(
             Where there are several, each has to plan, and the first of them decides for all.
         mechanism: "slice" follows the model's forward and runs only what was dropped again; "torch" runs a graph
             captured from the forward, with regions in `torch.utils.checkpoint`.
+        gradient_buckets: whether `DistributedDataParallel` will be wrapped around `plan.model`: its buckets, a second
+            copy of the gradients, then count from the start. By default they do where several ranks plan together and
+            the model holds no wrapper; the buckets of one that it holds always count.
 
     Returns:
         The plan; `plan.model` is the module to train.
@@ -72,7 +76,9 @@ def optimize(
         raise CkptPlannerError(f"mechanism {mechanism!r} is unknown; choose one of {', '.join(MECHANISMS)}")
     _refuse_what_cannot_be_followed(model)
     model = plain_module(model)
-    runtime = Runtime(budget, strategy, loss_fn, optimizer, stage_reporter(), process_group, mechanism)
+    runtime = Runtime(
+        budget, strategy, loss_fn, optimizer, stage_reporter(), process_group, mechanism, gradient_buckets
+    )
     call = None
     if example_args is not None or example_kwargs is not None:
         args = example_args if isinstance(example_args, tuple) else (example_args,) if example_args is not None else ()

@@ -237,7 +237,7 @@ class Plan:
         The peaks are those of one step each, the times medians over steps that were run in turn.
         """
         r = self._runtime
-        return measured(self._example(), r.loss_fn, r.optimizer, self._planned().way, self.peak_bytes)
+        return measured(self._example(), r.loss_fn, r.optimizer, self._planned().way, self.decision)
 
     def verify(self) -> None:
         """Compare a planned step with a plain one from the same state: loss, gradients, buffers, random generators.
@@ -307,6 +307,7 @@ class Plan:
             optimizer,
             process_group=process_group,
             mechanism=decision.mechanism,
+            gradient_buckets=True if decision.profile.bucket_bytes else None,
         )
         runtime.first = Planned(decision)
         return cls(runtime)

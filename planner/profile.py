@@ -161,6 +161,7 @@ class Profile(msgspec.Struct, frozen=True):
         replay_op_seconds, replay_group_seconds: what replaying costs beyond the kernels, per operation and per group.
         follow_op_seconds: what following costs for each operation of forward, as soon as anything is computed again.
         profiling_peak_bytes: the most bytes that were live while this was measured, the user's model included.
+        bucket_bytes: what `DistributedDataParallel` averages gradients in, resident during the whole step.
         device: "cpu" or the GPU's name; `notes` are sentences for the user.
     """
 
@@ -189,11 +190,13 @@ class Profile(msgspec.Struct, frozen=True):
     profiling_peak_bytes: int = 0
     loss: str = ""
     notes: tuple[str, ...] = ()
+    bucket_bytes: int = 0
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes that no plan can avoid: parameters, buffers, inputs and optimizer state."""
-        return self.parameter_bytes + self.buffer_bytes + self.input_bytes + self.optimizer_state_bytes
+        """Bytes that no plan can avoid: parameters, buffers, inputs, optimizer state, and buckets of gradients."""
+        own = self.parameter_bytes + self.buffer_bytes + self.input_bytes
+        return own + self.optimizer_state_bytes + self.bucket_bytes
 
     @property
     def forward_seconds(self) -> float:

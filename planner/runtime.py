@@ -15,6 +15,7 @@ from .budget import format_bytes
 from .deciding import Deciding, Planned
 from .errors import CaptureError, CkptPlannerError, GuardError, UnsupportedModelError
 from .profiling.signature import input_signature
+from .profiling.warned import warnings_name_the_user
 from .profiling.watch import Watch
 from .ranks import Ranks, ranks_of
 from .replay.follow import Follower
@@ -37,7 +38,7 @@ class Runtime(Deciding):
 
     Args:
         budget: as `optimize` takes it.
-        strategy, loss_fn, optimizer, process_group, mechanism: likewise.
+        strategy, loss_fn, optimizer, process_group, mechanism, gradient_buckets: likewise.
         progress: told the name of each stage of planning.
 
     Attributes:
@@ -55,8 +56,9 @@ class Runtime(Deciding):
         progress: Callable[[str], None] | None = None,
         process_group: Any = None,
         mechanism: str = "slice",
+        gradient_buckets: bool | None = None,
     ) -> None:
-        super().__init__(budget, strategy, loss_fn, optimizer, progress, mechanism)
+        super().__init__(budget, strategy, loss_fn, optimizer, progress, mechanism, gradient_buckets)
         self.cache: OrderedDict[Key, Planned] = OrderedDict()
         self.left: dict[Key, Planned] = {}
         self.calls = 0
@@ -76,6 +78,7 @@ class Runtime(Deciding):
             PlanMismatchError: the first rank has another model.
         """
         ranks = self._ranks = self._ranks or ranks_of(self._group)
+        self.several = ranks is not None
         call = (model, args, kwargs)
         if ranks is not None and self.mechanism != "slice":
             raise CkptPlannerError(
@@ -96,7 +99,7 @@ class Runtime(Deciding):
     def under(self, budget_bytes: int) -> Runtime:
         """Another one for the same step under this budget, with nothing decided yet."""
         asked = (self.loss_fn, self.optimizer, self.progress, self._group, self.mechanism)
-        return Runtime(budget_bytes, "budget", *asked)
+        return Runtime(budget_bytes, "budget", *asked, gradient_buckets=self.gradient_buckets)
 
     def adopt(self, model: nn.Module) -> None:
         """Take the first decision for calls of its kind on `model`, in the mode that the model is in now."""
@@ -133,7 +136,7 @@ class Runtime(Deciding):
             follower.observer = self._observer()
         _ACTIVE.busy = True
         try:
-            with follower:
+            with warnings_name_the_user(), follower:
                 result = plainly(*args, **kwargs)
         finally:
             _ACTIVE.busy = False

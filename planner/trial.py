@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import nn
 
+from .decision import Decision
 from .errors import VerificationError
 from .profiling.rehearse import Way, outcome, rehearse
 
@@ -36,8 +37,9 @@ class Measurement(msgspec.Struct, frozen=True):
     baseline_step_seconds: float | None = None
 
 
-def measured(call: Call, loss_fn: Loss | None, optimizer: Any, way: Way, predicted_peak_bytes: int) -> Measurement:
+def measured(call: Call, loss_fn: Loss | None, optimizer: Any, way: Way, predicted: Decision) -> Measurement:
     """Steps by `way` and plain ones where they fit; see `Plan.measure`."""
+    buckets = predicted.profile.bucket_bytes
     model, args, kwargs = call
     ways: dict[str, Way] = {"planned": way, "plain": None}
     peaks: dict[str, int] = {}
@@ -45,7 +47,7 @@ def measured(call: Call, loss_fn: Loss | None, optimizer: Any, way: Way, predict
     slow = False
     for name, taken in tuple(ways.items()):
         try:
-            real = rehearse(model, args, kwargs, loss_fn, taken, optimizer=optimizer)
+            real = rehearse(model, args, kwargs, loss_fn, taken, optimizer=optimizer, other_bytes=buckets)
         except (torch.OutOfMemoryError, MemoryError):
             if name == "planned":
                 raise
@@ -60,7 +62,11 @@ def measured(call: Call, loss_fn: Loss | None, optimizer: Any, way: Way, predict
             seconds[name].append(timed.seconds)
     typical = {name: statistics.median(found) for name, found in seconds.items()}
     return Measurement(
-        peaks["planned"], predicted_peak_bytes, typical["planned"], peaks.get("plain"), typical.get("plain")
+        peaks["planned"],
+        predicted.timeline.peak_bytes,
+        typical["planned"],
+        peaks.get("plain"),
+        typical.get("plain"),
     )
 
 
@@ -88,6 +94,8 @@ def compare(call: Call, loss_fn: Loss | None, way: Way) -> None:
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.layout != b.layout or a.shape != b.shape or a.dtype != b.dtype:
         return False
+    if a.is_meta:  # a module that only says how to compute with other weights
+        return b.is_meta
     a, b = _dense(a), _dense(b)
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 

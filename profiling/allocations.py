@@ -1,7 +1,7 @@
 """What a span of the user's own code allocates on the CPU, beside storages that were there before.
 
-torch's profiler tells of every allocation with its address. What it tells of a release depends on whether the
-allocation was profiled as well, so that releases of older storages are not read from it but seen on the storages.
+What torch's profiler tells of the release of an older storage says nothing (`events.py`), so that those releases are
+seen on the storages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 
 from ckpt_planner.replay.calls import storage_key
 
-from .meter import MARK, quiet
+from .events import memory_events, note_mark
+from .meter import quiet
 
 
 class Allocations:
@@ -59,7 +60,7 @@ class Allocations:
 
     def peak_bytes(self) -> int:
         """The most bytes that were live at any moment of the span; after `stop`, once."""
-        events = _events(self._profiler.profiler.kineto_results)
+        events = memory_events(self._profiler.profiler.kineto_results)
         self._profiler = None  # its events are large
         noted: dict[int, list[tuple[int, int]]] = {}
         for mark, place, size in self._noted:
@@ -100,25 +101,9 @@ class Allocations:
 
     def _mark(self) -> int:
         self._marks += 1
-        with torch.autograd.profiler.record_function(f"{MARK}{self._marks}"):
-            pass
+        note_mark(self._marks)
         return self._marks
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
     return [t.untyped_storage() for t in tensors if t.device.type == "cpu" and storage_key(t) is not None]
-
-
-def _events(results: Any) -> list[tuple[int | None, int]]:
-    """(address, bytes, negative where released) of each allocation, and (None, number) of each mark, in their order."""
-    allocation = torch._C._profiler._EventType.Allocation
-    stack, found = list(reversed(results.experimental_event_tree())), []
-    while stack:
-        event = stack.pop()
-        stack.extend(reversed(event.children))
-        if event.tag == allocation:
-            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
-        elif event.name.startswith(MARK) and event.name != MARK:
-            found.append((event.start_time_ns, None, int(event.name.removeprefix(MARK))))
-    found.sort(key=lambda e: e[0])
-    return [(address, value) for _, address, value in found]

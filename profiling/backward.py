@@ -8,7 +8,7 @@ backward itself allocates and frees, which no plan changes.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -56,11 +56,16 @@ class Measurer(Follower):
         read_at: for each saved tensor in the order of saving, the last backward step that read it.
         gone: saved tensors whose node was let go before backward, because nothing that is differentiated needs it, and
             how many operations had passed by then.
+
+    Args:
+        directions: the plan under which the step runs.
+        meter: entered already.
+        averaged: see `averaged_parameters`. Their gradients stay, since a wrapper makes anew what it does not find.
     """
 
-    def __init__(self, directions: Directions, meter: Meter) -> None:
+    def __init__(self, directions: Directions, meter: Meter, averaged: Mapping[int, bool] | None = None) -> None:
         super().__init__(directions, trusting=True)
-        self._meter = meter
+        self._meter, self._averaged = meter, averaged or {}
         self._holding: list[_Holding] = []
         self._held: list[Any] = []
         self._number = 0
@@ -68,7 +73,7 @@ class Measurer(Follower):
         self._nodes: list[tuple[str, int, int]] = []
         self._brackets: list[tuple[int, int, int]] = []
         self._opened = 0
-        self._gradients: list[tuple[int, int]] = []
+        self._gradients: list[tuple[int, int, bool]] = []  # step, bytes, whether it was taken away
         self._seen: set[int] = set()
         self.read_at: dict[int, int] = {}
         self.gone: dict[int, int] = {}
@@ -128,7 +133,7 @@ class Measurer(Follower):
     # -- backward ---------------------------------------------------------------------------------------------------
 
     def backward(self, loss: torch.Tensor, parameters: list[torch.Tensor]) -> None:
-        """Differentiate `loss` and measure each node; no gradient is left."""
+        """Differentiate `loss` and measure each node."""
         handles = [self._watch(node) for node in _nodes_of(loss)]
         for parameter in parameters:
             if parameter.requires_grad:
@@ -154,15 +159,17 @@ class Measurer(Follower):
 
     def _take_gradient(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        parameter.grad = None
-        if gradient is not None and id(parameter) not in self._seen:
+        stays, within_bucket = id(parameter) in self._averaged, self._averaged.get(id(parameter), False)
+        if not stays:
+            parameter.grad = None
+        if gradient is not None and id(parameter) not in self._seen and not within_bucket:
             self._seen.add(id(parameter))
             size = (
                 gradient.untyped_storage().nbytes()
                 if gradient.layout is torch.strided
                 else gradient.numel() * gradient.itemsize
             )
-            self._gradients.append((len(self._nodes) - 1, size))
+            self._gradients.append((len(self._nodes) - 1, size, not stays))
 
     def _bracket(self, group: Group, begins: bool) -> None:
         if begins:
@@ -181,8 +188,10 @@ class Measurer(Follower):
         for step, first, last in self._brackets:
             inside.setdefault(step, []).append((first, last))
         arriving: dict[int, int] = {}
-        for step, size in self._gradients:
+        taken: dict[int, int] = {}
+        for step, size, away in self._gradients:
             arriving[step] = arriving.get(step, 0) + size
+            taken[step] = taken.get(step, 0) + size * away
         excluded = gradients = 0
         found = []
         for k, (name, _, mark) in enumerate(self._nodes):
@@ -195,10 +204,10 @@ class Measurer(Follower):
                 seconds -= meter.seconds(first, last)
                 at = last
             peak = max(peak, meter.peak(at, end) - base - excluded + gradients)
-            gradients += arriving.get(k, 0)
+            gradients += taken.get(k, 0)
             found.append(Step(name, -1, max(0.0, seconds), max(0, live), max(0, peak), arriving.get(k, 0)))
         left = meter.live(self._end) - base - excluded + gradients
-        return tuple(found), tuple(n[1] for n in self._nodes), max(0, left), gradients
+        return tuple(found), tuple(n[1] for n in self._nodes), max(0, left), sum(arriving.values())
 
 
 def _nodes_of(loss: torch.Tensor) -> list[Any]:

@@ -68,6 +68,11 @@ def calling_line() -> str:
     return ""
 
 
+def is_ours(filename: str) -> bool:
+    """Whether a file is this package's."""
+    return filename.startswith((_OURS[0], _OURS[2]))
+
+
 def users_line(frame: FrameType, line: int) -> str:
     """A frame's place in a file outside torch, this package and Python's own library; "" for those within."""
     name = frame.f_code.co_filename

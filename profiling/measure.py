@@ -19,6 +19,7 @@ from ckpt_planner.schedule import Schedule
 from ckpt_planner.solve import segments_by_bytes
 
 from .backward import Measurer
+from .buckets import averaged_parameters, bucket_bytes
 from .calibrate import Chain, following_seconds, plain_seconds
 from .forward import Loss, device_of, record, with_copies
 from .loss import loss_of
@@ -127,6 +128,7 @@ def complete_profile(
         progress("measuring the backward pass")
         profile = _measure_backward(model, args, kwargs, loss_fn, draft, dropped, sequences, device)
         profile = _without_measuring(profile, device)
+    profile = msgspec.structs.replace(profile, bucket_bytes=bucket_bytes(model))
     if optimizer is not None:
         progress("sizing the optimizer")
         name, state, workspace = optimizer_memory(optimizer, model, device)
@@ -183,7 +185,7 @@ def _measure_backward(
     meter = make_meter(device)
     with meter:
         begin = meter.mark()
-        measurer = Measurer(direct(draft, Schedule(draft, dropped)), meter)
+        measurer = Measurer(direct(draft, Schedule(draft, dropped)), meter, averaged_parameters(copy))
         with measurer.saving:
             start = torch._C._autograd._get_sequence_nr()
             with measurer:

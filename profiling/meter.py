@@ -19,14 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .events import memory_events, note_mark
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 # The profiler's library writes a line at each start and stop otherwise.
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-
-_START = "ckpt_planner::start"
-MARK = "ckpt_planner::mark"
 
 
 class Meter(ABC):
@@ -58,7 +57,7 @@ class Meter(ABC):
 
 
 class CpuMeter(Meter):
-    """Reads the `[memory]` events of torch's profiler, in the order of their times."""
+    """Reads the memory events of torch's profiler; what was there before and is released within does not count."""
 
     def __init__(self) -> None:
         self._times: list[tuple[int, int]] = []
@@ -72,16 +71,13 @@ class CpuMeter(Meter):
         with quiet():
             self._profiler.__enter__()
             # Of blocks from before that go within, torch reports the first and each thousandth on stderr. Let the first
-            # be this one. What is counted begins after it: torch may know its address by a block that is long gone.
+            # be this one.
             del earlier
-            with torch.autograd.profiler.record_function(_START):
-                pass
         return self
 
     def mark(self) -> int:
         before = time.perf_counter_ns()
-        with torch.autograd.profiler.record_function(MARK):
-            pass
+        note_mark(len(self._times))
         self._times.append((before, time.perf_counter_ns()))
         return len(self._times) - 1
 
@@ -95,26 +91,20 @@ class CpuMeter(Meter):
 
     def _read(self) -> None:
         results: Any = self._profiler.profiler.kineto_results  # type: ignore[union-attr]
-        events, began = [], 0
-        for event in results.events():
-            name = event.name()
-            if name == "[memory]":
-                events.append((event.start_ns(), event.nbytes()))
-            elif name == MARK:
-                events.append((event.start_ns(), None))
-            elif name == _START:
-                began = event.start_ns()
-        events = sorted((e for e in events if e[0] >= began), key=lambda e: e[0])
+        sizes: dict[int, int] = {}
         live = peak = 0
         lives, peaks = [], []
-        for _, size in events:
-            if size is None:
+        for address, value in memory_events(results):
+            if address is None:
                 lives.append(live)
                 peaks.append(peak)
                 peak = live
-            else:
-                live += size
+            elif value > 0:
+                sizes[address] = value
+                live += value
                 peak = max(peak, live)
+            else:
+                live -= sizes.pop(address, 0)
         self._live, self._peak = np.array(lives, dtype=np.int64), np.array(peaks, dtype=np.int64)
         self._profiler = None  # type: ignore[assignment]  # its events are large
 

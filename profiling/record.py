@@ -36,7 +36,7 @@ from .describe import call_signature, calling_line, users_line
 from .faithful import UNWRITTEN, Faithful, same_bits
 from .meter import Meter
 from .overwritten import Overwritten
-from .saved import MOST_SNAPSHOT, Saved, with_snapshots
+from .saved import MOST_SNAPSHOT, Saved, with_snapshots, writes_repeatably
 from .unseen import Unseen
 
 
@@ -203,7 +203,7 @@ class Recorder(TorchFunctionMode):
                 choices.append(s)
             output.append(s)
             self._made[id(tensor)] = (weakref.ref(tensor), index, version_of(tensor), self._writes.get(s, 0))
-        hides = self._flush(index, fixed=bool(changed))
+        hides = self._flush(index, fixed=not writes_repeatably(name, kwargs, args, [tensors[i] for i in changed]))
         self._unseen.note([*(tensors[i] for i in changed), *tensors_in(result)], self._watched, name in UNWRITTEN)
         self.marks.append(marks)
         self.sequences.append(self._sequence)

@@ -39,8 +39,7 @@ class Rehearsal(msgspec.Struct, frozen=True):
     """What one step took.
 
     Attributes:
-        peak_bytes: the most bytes live on the device at any moment, parameters, buffers, inputs and optimizer state
-            included.
+        peak_bytes: the most bytes live on the device at any moment, all that is resident included.
         seconds: wall time of forward and backward.
         diverged: where the step left the plan, as (operation, expected, found); None if it followed it.
     """
@@ -58,7 +57,7 @@ def rehearse(
     way: Way,
     *,
     optimizer: Any = None,
-    state_bytes: int = 0,
+    other_bytes: int = 0,
     timed_only: bool = False,
 ) -> Rehearsal:
     """Run one step and measure it; the user's model is left as it was.
@@ -67,7 +66,8 @@ def rehearse(
         model, args, kwargs, loss_fn: as they were profiled.
         way: the plan: directions for following the forward, or what runs it otherwise; None for the plain step.
         optimizer: stepped as well if given, on copies; its state is made first.
-        state_bytes: resident state to add to what is measured where no optimizer is stepped.
+        other_bytes: what is resident beside parameters, buffers and inputs, and is not made here: buckets of gradients,
+            and the optimizer's state where none is stepped.
         timed_only: measure the time without the memory events, which cost some.
     """
     device = device_of(model, (args, kwargs))
@@ -81,7 +81,7 @@ def rehearse(
             step.run()
             _synchronise(device)
             return Rehearsal(0, time.perf_counter() - begin, follower.diverged if follower else None)
-        base = sum(resident(copy, args, kwargs, device).values()) + state_bytes
+        base = sum(resident(copy, args, kwargs, device).values()) + other_bytes
         with stepped(optimizer, copy) as (take_step, state):
             meter = make_meter(device)
             with meter:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import torch
 
 from ckpt_planner.profile import Op, Storage
 from ckpt_planner.replay.calls import plain_layout, storage_key, storage_ref, version_of
+from ckpt_planner.replay.protect import writes_in_place, written_by
 
 MOST_SNAPSHOT = 1 << 20  # bytes: running statistics and counters are far below, caches and tables above
 
@@ -25,6 +27,20 @@ class Saved:
         self.bytes = size
         self.ref = storage_ref(tensor) if self.key is not None else None
         self.tensor: torch.Tensor | None = tensor
+
+
+def writes_repeatably(name: str, kwargs: dict[str, Any], args: Any, changed: Sequence[torch.Tensor]) -> bool:
+    """Whether a call that changed these saves the same when it runs again under autograd: it changed only its operand.
+
+    A replay gives such a call another tensor in the same memory. Through a view autograd would save by other rules, and
+    statistics are written beside what the call is about.
+    """
+    if not changed:
+        return True
+    if not writes_in_place(name, kwargs) or name.endswith("_norm"):
+        return False
+    written = [id(t) for t in written_by(name, args, kwargs)]
+    return all(id(t) in written and not t._is_view() for t in changed)
 
 
 def with_snapshots(ops: Sequence[Op], storages: Sequence[Storage], writes: Mapping[int, int]) -> tuple[Op, ...]:

@@ -22,6 +22,9 @@ from ckpt_planner.errors import UnsupportedModelError
 from ckpt_planner.replay.calls import tensors_in
 from ckpt_planner.replay.group import generator_states, set_generator_states
 
+from .closures import rebind_closures
+from .warned import warnings_name_the_user
+
 _WRITTEN = WeakIdKeyDictionary()
 
 
@@ -41,13 +44,15 @@ def shadow(model: nn.Module) -> nn.Module:
             if not tensor.is_leaf and id(tensor) not in memo:  # left from a forward: weight_norm's weight, a state
                 memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     try:
-        return copy.deepcopy(model, memo)
+        made = copy.deepcopy(model, memo)
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} holds something that cannot be copied ({type(error).__name__}: {error}). "
             "Planning runs a copy, so that your model is left as it was; give the "
             "attribute a __deepcopy__, or make it in forward."
         ) from error
+    rebind_closures(made, memo)
+    return made
 
 
 def needs_its_own(parameter: nn.Parameter) -> None:
@@ -81,12 +86,13 @@ def copied_inputs(value: Any) -> Any:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Puts the random generators of torch, Python and NumPy back as they were."""
+    """Puts the random generators of torch, Python and NumPy back as they were; warnings name the user's lines."""
     states, python = generator_states(), random.getstate()
     numpy = sys.modules.get("numpy")
     numbers = numpy.random.get_state() if numpy is not None else None
     try:
-        yield
+        with warnings_name_the_user():
+            yield
     finally:
         set_generator_states(states)
         random.setstate(python)

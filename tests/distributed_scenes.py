@@ -294,6 +294,8 @@ def the_first_rank_cannot_plan(rank: int) -> Result:
 
 def rank_main(rank: int, port: int, queue: Any) -> None:
     """Play every scene; put (rank, scene, result) for each."""
+    import tests.distributed_memory  # noqa: F401  (its scenes)
+
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, 3, is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)

@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import tests.distributed_memory  # noqa: F401  (its scenes)
 from tests.distributed_scenes import SCENES, rank_main
 
 Played = dict[str, list[dict[str, Any]]]

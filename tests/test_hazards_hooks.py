@@ -199,6 +199,32 @@ class Named(nn.Module):
         return self.extra
 
 
+class Listening(nn.Module):
+    """Functions that hold on to the model in a closure: a hook through another function, an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+        self.heard: list[torch.Tensor] = []
+        self.scale = 1.5
+
+        def keep(value: torch.Tensor) -> None:
+            self.heard.append(value)
+
+        self.linears[1].register_forward_hook(lambda module, args, output: keep(output))
+        self.activation = lambda x: x.tanh() * self.scale
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.heard.clear()
+        for linear in self.linears:
+            x = self.activation(linear(x)).sin()
+        return x, *self.heard
+
+
+def test_hooks_and_functions_that_hold_the_model_in_a_closure() -> None:
+    assert_same_step(Listening, rows(), observe=lambda model: len(model.heard))
+
+
 def test_names_are_the_originals() -> None:
     torch.manual_seed(0)
     model = Named()

@@ -181,3 +181,26 @@ def test_compiled_functions_are_refused_with_their_place() -> None:
 
     with pytest.raises(UnsupportedModelError, match=r"something compiled .* in the model itself, test_hazards_odd"):
         optimize(model(use)(), "100%", (rows(),), loss_fn=default_loss)
+
+
+class Ensemble(nn.Module):
+    """Stacked weights, run through a module on the meta device that only says how to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        made = [nn.Linear(WIDTH, WIDTH) for _ in range(3)]
+        stacked, _ = torch.func.stack_module_state(made)
+        self.weights = nn.ParameterDict({name: nn.Parameter(p.detach()) for name, p in stacked.items()})
+        self.how = copy.deepcopy(made[0]).to("meta")
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def one(weights, x):
+            return torch.func.functional_call(self.how, weights, (x,))
+
+        every = torch.func.vmap(one, in_dims=(0, None))(dict(self.weights), x)
+        return self.head(every.mean(0).tanh()).sin().exp().tanh()
+
+
+def test_an_ensemble_through_a_module_on_meta() -> None:
+    assert_same_step(Ensemble, (torch.randn(64, WIDTH),))

@@ -101,7 +101,7 @@ class Follower(TorchFunctionMode):
                 return func(*args, **kwargs)
             if not noting.known:
                 watch = Watch(noting)
-            if direction.in_place:
+            if direction.in_place or writes_in_place(direction.name, kwargs):
                 self._protect(written_by(direction.name, args, kwargs))
         elif direction.in_place or kwargs:
             self._unrepeated(direction.name, args, kwargs)

@@ -50,12 +50,14 @@ class Ref:
 class Call:
     """One torch call as it was made, with `Source` and `Ref` in place of tensors."""
 
-    __slots__ = ("args", "autocast", "captured", "function", "grad", "graded", "kwargs", "module", "op", "states")
+    __slots__ = (
+        "args", "autocast", "captured", "function", "grad", "graded", "kwargs", "module", "op", "states", "writes",
+    )  # fmt: skip
 
     def __init__(self, op: int, function: Callable[..., Any], args: Any, kwargs: Any, module: str) -> None:
         self.op, self.function, self.args, self.kwargs, self.module = op, function, args, kwargs, module
         self.captured: tuple[int, ...] = ()
-        self.graded = False
+        self.graded = self.writes = False
         self.grad = torch.is_grad_enabled()
         self.autocast = autocast_state()
         self.states: tuple[torch.Tensor, ...] | None = None
@@ -173,10 +175,10 @@ class Group:
     def _run(self, index: int, call: Call, values: dict[tuple[int, int], torch.Tensor]) -> None:
         wants_grad = (call.graded or bool(call.captured)) and call.grad
         seen: dict[int, torch.Tensor] = {}
+        torch._C._set_grad_enabled(wants_grad)  # set_grad_enabled without its object; `replay` sets it back
         args = self._restore(call.args, values, wants_grad, call, seen)
         kwargs = self._restore(call.kwargs, values, wants_grad, call, seen) if call.kwargs else {}
         saved: list[torch.Tensor] = []
-        torch._C._set_grad_enabled(wants_grad)  # set_grad_enabled without its object; `replay` sets it back
         with Autocast(call.autocast):
             if call.captured:
                 # The list takes detached tensors and the hook gives nothing back, or the graph would hold itself.
@@ -224,10 +226,10 @@ class Group:
     ) -> torch.Tensor:
         if isinstance(value, Ref):
             tensor = values[value.call, value.output]
-            return tensor.detach().requires_grad_() if grad and value.needs_grad else tensor
+            return _variable(tensor.detach(), call.writes) if grad and value.needs_grad else tensor
         tensor = value.tensor
         if value.copied:
-            return tensor.clone().requires_grad_(grad and value.needs_grad)
+            return _variable(tensor.clone(), call.writes) if grad and value.needs_grad else tensor.clone()
         if version_of(tensor) != value.version:
             raise RuntimeError(
                 f"one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -238,6 +240,20 @@ class Group:
         if grad and value.needs_grad and not tensor.requires_grad:
             return tensor.detach().requires_grad_()
         return tensor
+
+
+class _SameMemory(torch.autograd.Function):
+    """What it gives back is no leaf, so that it may be written into while autograd records."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+
+def _variable(tensor: torch.Tensor, written: bool) -> torch.Tensor:
+    """A detached tensor as one that requires a gradient, for a call that writes into it or does not."""
+    tensor.requires_grad_()
+    return _SameMemory.apply(tensor) if written else tensor  # type: ignore[no-any-return,no-untyped-call]
 
 
 def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:

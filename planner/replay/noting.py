@@ -58,7 +58,7 @@ class Noting:
         """Put the call into the group, if it is sound. `trusting`: the first call seen is the one that was profiled."""
         direction = self.direction
         call = self.call = Call(position, func, self._flat(args), self._template(kwargs) if kwargs else {}, "")
-        call.captured, call.graded = direction.captured, direction.graded
+        call.captured, call.graded, call.writes = direction.captured, direction.graded, bool(direction.writes)
         for p in direction.writes:
             found = self._seen.get(id(self.tensors[p])) if p < len(self.tensors) else None
             if found is None or (type(found) is Source and not found.copied):
