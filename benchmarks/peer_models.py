@@ -142,7 +142,7 @@ def resnet101() -> Family:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     config = ResNetConfig(embedding_size=32, hidden_sizes=[64, 128, 256, 512], depths=[3, 4, 23, 3])
-    kwargs = {"pixel_values": torch.randn(8, 3, 96, 96), "labels": torch.randint(2, (8,))}
+    kwargs = {"pixel_values": torch.randn(16, 3, 128, 128), "labels": torch.randint(2, (16,))}
     return Family(ResNetForImageClassification(config), (), kwargs, None)
 
 
@@ -207,7 +207,7 @@ def mixtral() -> Family:
 def mamba() -> Family:
     from transformers import MambaConfig, MambaForCausalLM
 
-    ids = torch.randint(4096, (4, 64))
+    ids = torch.randint(4096, (8, 16))
     config = MambaConfig(vocab_size=4096, hidden_size=256, num_hidden_layers=6, state_size=16)
     return Family(MambaForCausalLM(config), (), {"input_ids": ids, "labels": ids, "use_cache": False}, None)
 
@@ -215,6 +215,19 @@ def mamba() -> Family:
 SUITE = {
     f.__name__: f for f in (gpt2, bert_large, vit, resnet101, unet, densenet, swin, t5, mixtral, mamba)
 }  # fmt: skip
+# The class of the blocks that people wrap in each of them.
+BLOCKS = {
+    "gpt2": "GPT2Block",
+    "bert_large": "BertLayer",
+    "vit": "ViTLayer",
+    "resnet101": "ResNetBottleNeckLayer",
+    "unet": "Sequential",
+    "densenet": "Sequential",
+    "swin": "SwinLayer",
+    "t5": "T5Block",
+    "mixtral": "MixtralDecoderLayer",
+    "mamba": "MambaBlock",
+}
 # Shares of the plain step's activations at which rotor and Rockmate were run, and their overheads (a CPU, one thread).
 ROTOR = {
     "rotor_gpt": (rotor_gpt, {0.8: (0.20, 0.12), 0.6: (0.30, 0.28), 0.4: (0.35, 0.21), 0.3: (0.39, 0.34)}),

@@ -1,16 +1,16 @@
 """`python -m benchmarks.solver [INSTANCES]`: the solver alone, without torch: seconds, gap and memory against size.
 
-Random layered graphs of up to 10,000 operations, beside Chen's segments at the peak that these reach. With a folder of
-training graphs as networkx node-link JSON (`cost_cpu`, `cost_ram`, `backward` on each node), those as well, at 90 %,
-80 % and 50 % of the plain peak. The solver's seconds are CPU time; what a plan adds is a share of forward and backward.
+Transformers of up to 96 layers, and random layered graphs of up to 10,000 operations beside Chen's segments at the peak
+that these reach. With a folder of training graphs as networkx node-link JSON (`cost_cpu`, `cost_ram`, `backward` on each
+node), those as well, at 90 %, 80 % and 50 % of the plain peak. The solver's seconds are CPU time; what a plan adds is a share of forward and backward.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import resource
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from ckpt_planner.profile import SCHEMA_VERSION, Op, Profile, Read, Slot, Step, 
 from ckpt_planner.solve import SolveStatus, minimum, solve
 
 SIZES = (100, 300, 1000, 3000, 10_000)
+LAYERS = (12, 24, 48, 96)
 MB = 1_000_000
 UNIT_SECONDS = 1e-6  # the graphs' times have no unit
 
@@ -111,35 +112,92 @@ def _sorted(nodes: list[object], links: list[tuple[object, object]]) -> list[obj
     return list(nx.lexicographical_topological_sort(graph, key=lambda v: place[v]))
 
 
-def row(profile: Profile, budget: int, what: str) -> str:
-    """One line of the table: the plan for a budget."""
+def row(profile: Profile, budget: int, what: str, kind: str, points: Path | None) -> str:
+    """One line of the table, the plan for a budget, which is added to `points`, too."""
     begin = time.process_time()
     solution = solve(make_problem(profile, budget), time_limit=600)
     seconds = time.process_time() - begin
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     over = solution.status is SolveStatus.INFEASIBLE
     share = solution.recompute_seconds / profile.step_seconds
+    if points is not None:
+        point = {"kind": kind, "operations": len(profile.ops), "seconds": seconds, "mebibytes": memory}
+        with points.open("a") as file:
+            file.write(json.dumps({**point, "gap": solution.gap, "time added": share}) + "\n")
     plan = "cannot be kept |" if over else f"{share:.2%} | {solution.gap:.1%}"
     return f"| {profile.model} | {len(profile.ops)} | {what} | {plan} | {seconds:.1f} s | {memory:.0f} MiB |"
 
 
+def transformer(layers: int) -> Profile:
+    """A chain of identical transformer blocks of 24 operations, in the shape that a profile of one has."""
+    forward: Forward = []
+    reads_of: list[list[int]] = []
+
+    def op(size: float, seconds: float, *reads: int) -> int:
+        forward.append((int(size * MB), seconds * 1e-3, sorted(reads), []))
+        reads_of.append(list(reads))
+        return len(forward) - 1
+
+    x = op(2, 0.2)
+    for _ in range(layers):
+        y = op(2, 0.6, x)  # layer norm
+        q, k, v = (op(2, 2.7, y) for _ in range(3))
+        heads = [op(2, 0.3, part) for part in (q, k, v)]
+        scores = op(8, 1.4, heads[0], heads[1])
+        scaled = op(8, 1.6, scores)
+        masked = op(8, 1.6, scaled)
+        weights = op(8, 2.4, masked)
+        dropped = op(8, 2.0, weights)
+        mixed = op(2, 1.4, dropped, heads[2])
+        merged = op(2, 0.3, mixed)
+        out = op(2, 2.7, merged)
+        x = op(2, 0.4, x, op(2, 0.5, out))
+        y = op(2, 0.6, x)
+        up = op(8, 10.7, y)
+        cubed = op(8, 1.6, up)
+        inner = op(8, 1.6, up, cubed)
+        gate = op(8, 2.4, inner)
+        active = op(8, 1.6, up, gate)
+        x = op(2, 0.4, x, op(2, 0.5, op(2, 10.7, active)))
+    size = len(forward)
+    steps: list[set[int]] = [{size - 1 - i} for i in range(size)]
+    for i, reads in enumerate(reads_of):
+        for j in reads:
+            steps[j].add(size - 1 - i)
+    whole = [(b, seconds, reads, sorted(t)) for (b, seconds, reads, _), t in zip(forward, steps, strict=True)]
+    return profile_of(f"{layers} layers", whole, [(b, 2 * seconds) for b, seconds, *_ in reversed(forward)])
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("instances", nargs="*", type=Path, help="folders of training graphs")
+    parser.add_argument("--points", type=Path, help="a file to which each row is added, for benchmarks.plots solver")
+    options = parser.parse_args()
     print("| graph | operations | budget | time added | gap | solver | memory |")
     print("|---|---|---|---|---|---|---|")
-    for folder in sys.argv[1:]:
-        for path in sorted(Path(folder).glob("*.json")):
+
+    def show(profile: Profile, budget: int, what: str, kind: str) -> None:
+        print(row(profile, budget, what, kind, options.points), flush=True)
+
+    for folder in options.instances:
+        for path in sorted(folder.glob("*.json")):
             profile = published(path)
             plain = solve(make_problem(profile, 1 << 60)).peak_bytes
             least = minimum(profile).peak_bytes
             for share in (0.9, 0.8, 0.5):
-                print(row(profile, int(share * plain), f"{share:.0%} of plain (least {least / plain:.0%})"), flush=True)
+                show(profile, int(share * plain), f"{share:.0%} of plain (least {least / plain:.0%})", "published")
+    for layers in LAYERS:
+        profile = transformer(layers)
+        plain = solve(make_problem(profile, 1 << 60)).peak_bytes
+        for share in (0.75, 0.5, 0.25):
+            show(profile, int(share * plain), f"{share:.0%} of plain", "transformer")
     for size in SIZES:
         profile = layered(size)
         by_rule = solve(make_problem(profile, 0), "sqrt")
         rule = f"Chen's peak, where Chen adds {by_rule.recompute_seconds / profile.step_seconds:.1%}"
-        print(row(profile, by_rule.peak_bytes, rule), flush=True)
+        show(profile, by_rule.peak_bytes, rule, "random, Chen's peak")
         plain = solve(make_problem(profile, 1 << 60)).peak_bytes
-        print(row(profile, (plain + by_rule.peak_bytes) // 2, "half-way from there to plain"), flush=True)
+        show(profile, (plain + by_rule.peak_bytes) // 2, "half-way from there to plain", "random, half-way")
 
 
 if __name__ == "__main__":
