@@ -1,8 +1,8 @@
 """`python -m benchmarks.plots peers|solver FILE -o OUTPUT`: pictures of what other benchmarks wrote, PNG and SVG.
 
 `peers` draws the points that `benchmarks.peers --points FILE` added: for each model what is measured at every peer's
-peak, the peers' and ours. `solver` draws `benchmarks.solver --points FILE`: seconds and memory against size. Needs the extra
-`[plots]`.
+peak, the peers' and ours. `solver` draws `benchmarks.solver --points FILE`: seconds and memory against size. Needs the
+extra `[plots]`.
 """
 
 from __future__ import annotations

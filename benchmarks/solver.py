@@ -1,8 +1,9 @@
 """`python -m benchmarks.solver [INSTANCES]`: the solver alone, without torch: seconds, gap and memory against size.
 
 Transformers of up to 96 layers, and random layered graphs of up to 10,000 operations beside Chen's segments at the peak
-that these reach. With a folder of training graphs as networkx node-link JSON (`cost_cpu`, `cost_ram`, `backward` on each
-node), those as well, at 90 %, 80 % and 50 % of the plain peak. The solver's seconds are CPU time; what a plan adds is a share of forward and backward.
+that these reach. With a folder of training graphs as networkx node-link JSON (`cost_cpu`, `cost_ram`, `backward` on
+each node), those as well, at 90 %, 80 % and 50 % of the plain peak. The solver's seconds are CPU time; what a plan adds
+is a share of forward and backward.
 """
 
 from __future__ import annotations
