@@ -18,6 +18,7 @@ from .profiling.signature import input_signature
 from .profiling.warned import warnings_name_the_user
 from .profiling.watch import Watch
 from .ranks import Ranks, ranks_of
+from .replay.calls import transforming
 from .replay.follow import Follower
 from .rewrite.rewritten import Rewritten
 from .together import plan_together
@@ -66,6 +67,7 @@ class Runtime(Deciding):
         self._replans: dict[Key, int] = {}
         self._group = process_group
         self._ranks: Ranks | None = None
+        self._said_transformed = False
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -124,6 +126,15 @@ class Runtime(Deciding):
     def call(self, model: nn.Module, plainly: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of `plan.model`: follow the plan for it, making one first if there is none."""
         if not (model.training and torch.is_grad_enabled()) or getattr(_ACTIVE, "busy", False):
+            return plainly(*args, **kwargs)
+        if transforming():  # torch.func differentiates without the hooks by which values are dropped
+            if not self._said_transformed:
+                log.warning(
+                    "a call of %s within vmap or a transformation of torch.func ran its own forward, which keeps "
+                    "everything",
+                    type(model).__name__,
+                )
+            self._said_transformed = True
             return plainly(*args, **kwargs)
         self.calls += 1
         key = self.key(model, args, kwargs)
