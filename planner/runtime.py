@@ -13,7 +13,9 @@ from torch import nn
 
 from .budget import format_bytes
 from .deciding import Deciding, Planned
-from .errors import CaptureError, CkptPlannerError, GuardError, UnsupportedModelError
+from .errors import CaptureError, CkptPlannerError, GuardError, InfeasibleBudgetError, UnsupportedModelError
+from .mechanism import Mechanism, Slice
+from .profile import Profile
 from .profiling.signature import input_signature
 from .profiling.warned import warnings_name_the_user
 from .profiling.watch import Watch
@@ -65,6 +67,7 @@ class Runtime(Deciding):
         self.calls = 0
         self.watches: list[Watch] = []  # steps that are being watched; each belongs to a monitor
         self._replans: dict[Key, int] = {}
+        self._followed: set[Key] = set()  # kinds of calls that no graph holds for, step after step
         self._group = process_group
         self._ranks: Ranks | None = None
         self._said_transformed = False
@@ -200,6 +203,11 @@ class Runtime(Deciding):
         _ACTIVE.busy = True
         try:
             planned = self.plan(model, args, kwargs)
+        except InfeasibleBudgetError:
+            if key not in self._followed or key not in self.left:
+                raise
+            planned = self.left[key]  # the graph's budget is smaller than what following the forward can keep
+            self.remember(key, planned)
         finally:
             _ACTIVE.busy = False
             if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
@@ -238,8 +246,19 @@ class Runtime(Deciding):
         """Have a kind of call planned again whose steps left the plan `after` times in a row."""
         if planned.misses >= after and self._replans.get(key, 0) < REPLANS:
             self._replans[key] = self._replans.get(key, 0) + 1
+            if planned.rewritten is not None and self._replans[key] > 1 and key not in self._followed:
+                self._followed.add(key)
+                log.warning(
+                    'what the forward of %s reads differs at each step; such calls are planned for mechanism "slice"',
+                    planned.decision.profile.model,
+                )
             self.left[key] = planned
             self.cache.pop(key, None)
+
+    def _mechanism(self, profile: Profile, model: nn.Module, args: Any, kwargs: Any) -> Mechanism:
+        if self.key(model, args, kwargs) in self._followed:
+            return Slice()
+        return super()._mechanism(profile, model, args, kwargs)
 
     def replans(self, key: Key) -> int:
         """How often calls of a kind have been given up to be planned again."""
@@ -257,7 +276,12 @@ class Runtime(Deciding):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
         made = Runtime.__new__(Runtime)
-        own = {"cache": OrderedDict(self.cache), "_replans": dict(self._replans), "left": {}}
+        own = {
+            "cache": OrderedDict(self.cache),
+            "_replans": dict(self._replans),
+            "_followed": set(self._followed),
+            "left": {},
+        }
         made.__setstate__({**self.__getstate__(), **own})
         return made
 
