@@ -58,7 +58,7 @@ def differentiate(loss: torch.Tensor, model: nn.Module) -> None:
     except Exception as error:
         raise CaptureError(
             f"the backward of {type(model).__name__} failed while it was measured: {type(error).__name__}: {error} The "
-            "same step has to work on the plain model."
+            "same step has to work on the plain model; where it does, the fault is the planner's."
         ) from error
 
 
