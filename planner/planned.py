@@ -8,8 +8,11 @@ set on. Only calling differs.
 from __future__ import annotations
 
 import copy
+import functools
+import sys
 from typing import Any
 
+import torch
 from torch import nn
 
 from .errors import UnsupportedModelError
@@ -60,7 +63,14 @@ def _planned_class(original: type[nn.Module]) -> type[nn.Module]:
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return self._ckpt_runtime.call(plain_module(self), super(type(self), self).__call__, args, kwargs)
+    run = Runtime.call if "torch._dynamo" not in sys.modules else _outside_of_what_is_compiled()
+    return run(self._ckpt_runtime, plain_module(self), super(type(self), self).__call__, args, kwargs)
+
+
+@functools.cache
+def _outside_of_what_is_compiled() -> Any:
+    """Carrying out a plan, for a caller that torch.compile may compile: it would compile the follower, call by call."""
+    return torch.compiler.disable(Runtime.call)
 
 
 def _reduce(self: Any, protocol: Any) -> Any:

@@ -13,11 +13,14 @@ from torch import nn
 
 from .budget import format_bytes
 from .deciding import Deciding, Planned
-from .errors import CaptureError, CkptPlannerError, GuardError, UnsupportedModelError
+from .errors import CaptureError, CkptPlannerError, GuardError, InfeasibleBudgetError, UnsupportedModelError
+from .mechanism import Mechanism, Slice
+from .profile import Profile
 from .profiling.signature import input_signature
 from .profiling.warned import warnings_name_the_user
 from .profiling.watch import Watch
 from .ranks import Ranks, ranks_of
+from .replay.calls import transforming
 from .replay.follow import Follower
 from .rewrite.rewritten import Rewritten
 from .together import plan_together
@@ -64,8 +67,10 @@ class Runtime(Deciding):
         self.calls = 0
         self.watches: list[Watch] = []  # steps that are being watched; each belongs to a monitor
         self._replans: dict[Key, int] = {}
+        self._followed: set[Key] = set()  # kinds of calls that no graph holds for, step after step
         self._group = process_group
         self._ranks: Ranks | None = None
+        self._said_transformed = False
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -117,6 +122,15 @@ class Runtime(Deciding):
     def call(self, model: nn.Module, plainly: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of `plan.model`: follow the plan for it, making one first if there is none."""
         if not (model.training and torch.is_grad_enabled()) or getattr(_ACTIVE, "busy", False):
+            return plainly(*args, **kwargs)
+        if transforming():  # torch.func differentiates without the hooks by which values are dropped
+            if not self._said_transformed:
+                log.warning(
+                    "a call of %s within vmap or a transformation of torch.func ran its own forward, which keeps "
+                    "everything",
+                    type(model).__name__,
+                )
+            self._said_transformed = True
             return plainly(*args, **kwargs)
         self.calls += 1
         key = self.key(model, args, kwargs)
@@ -182,6 +196,11 @@ class Runtime(Deciding):
         _ACTIVE.busy = True
         try:
             planned = self.plan(model, args, kwargs)
+        except InfeasibleBudgetError:
+            if key not in self._followed or key not in self.left:
+                raise
+            planned = self.left[key]  # the graph's budget is smaller than what following the forward can keep
+            self.remember(key, planned)
         finally:
             _ACTIVE.busy = False
             if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
@@ -220,8 +239,19 @@ class Runtime(Deciding):
         """Have a kind of call planned again whose steps left the plan `after` times in a row."""
         if planned.misses >= after and self._replans.get(key, 0) < REPLANS:
             self._replans[key] = self._replans.get(key, 0) + 1
+            if planned.rewritten is not None and self._replans[key] > 1 and key not in self._followed:
+                self._followed.add(key)
+                log.warning(
+                    'what the forward of %s reads differs at each step; such calls are planned for mechanism "slice"',
+                    planned.decision.profile.model,
+                )
             self.left[key] = planned
             self.cache.pop(key, None)
+
+    def _mechanism(self, profile: Profile, model: nn.Module, args: Any, kwargs: Any) -> Mechanism:
+        if self.key(model, args, kwargs) in self._followed:
+            return Slice()
+        return super()._mechanism(profile, model, args, kwargs)
 
     def replans(self, key: Key) -> int:
         """How often calls of a kind have been given up to be planned again."""
@@ -239,7 +269,12 @@ class Runtime(Deciding):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
         made = Runtime.__new__(Runtime)
-        own = {"cache": OrderedDict(self.cache), "_replans": dict(self._replans), "left": {}}
+        own = {
+            "cache": OrderedDict(self.cache),
+            "_replans": dict(self._replans),
+            "_followed": set(self._followed),
+            "left": {},
+        }
         made.__setstate__({**self.__getstate__(), **own})
         return made
 

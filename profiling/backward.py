@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ckpt_planner.profile import Step
@@ -20,6 +21,7 @@ from ckpt_planner.replay.follow import Follower
 from ckpt_planner.replay.group import Group, Handle, Kept
 
 from .meter import Meter
+from .running import differentiate
 
 
 class _Numbered:
@@ -132,15 +134,19 @@ class Measurer(Follower):
 
     # -- backward ---------------------------------------------------------------------------------------------------
 
-    def backward(self, loss: torch.Tensor, parameters: list[torch.Tensor]) -> None:
-        """Differentiate `loss` and measure each node."""
+    def backward(self, loss: torch.Tensor, model: nn.Module, inputs: list[torch.Tensor]) -> None:
+        """Differentiate `loss` by `model`'s parameters and its inputs, and measure each node.
+
+        Raises:
+            CaptureError: backward fails.
+        """
         handles = [self._watch(node) for node in _nodes_of(loss)]
-        for parameter in parameters:
+        for parameter in (*model.parameters(), *inputs):
             if parameter.requires_grad:
                 handles.append(parameter.register_post_accumulate_grad_hook(self._take_gradient))
         self._standing.clear()
         self._start = self._meter.mark()
-        loss.backward()
+        differentiate(loss, model)
         self._end = self._meter.mark()
         self._held.clear()
         for group in self._holding:

@@ -194,7 +194,7 @@ def _measure_backward(
             loss, _ = loss_of(output, loss_fn)
         measurer.finish()
         if diverged is None:
-            measurer.backward(loss, [*copy.parameters(), *inputs])
+            measurer.backward(loss, copy, inputs)
         del output, loss
         end = meter.mark()
     seen = [s for s in draft.slots if s.position != UNSEEN]

@@ -35,12 +35,30 @@ def call(
             ) from error
         if "fail_on_recompile" in str(error):
             raise UnsupportedModelError(
-                f"the model calls something compiled (torch.compile) in {where(error)}: its operations are fused and "
-                "cannot be run again one by one. Call what it was compiled from."
+                f"the model calls something compiled (torch.compile; torch.cond and torch.while_loop compile, too) in "
+                f"{where(error)}: its operations are fused and cannot be run again one by one. Call what it was "
+                "compiled from, or let Python decide."
             ) from error
         raise CaptureError(
             f"the forward of {type(model).__name__} failed while it was recorded, in {where(error)}: "
             f"{type(error).__name__}: {error}. The same call has to work on the plain model."
+        ) from error
+
+
+def differentiate(loss: torch.Tensor, model: nn.Module) -> None:
+    """Backward of a step that is measured.
+
+    Raises:
+        CaptureError: it fails.
+    """
+    try:
+        loss.backward()
+    except (CkptPlannerError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"the backward of {type(model).__name__} failed while it was measured: {type(error).__name__}: {error} The "
+            "same step has to work on the plain model; where it does, the fault is the planner's."
         ) from error
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.helpers import assert_same_step, dropping_all
+from tests.helpers import assert_same_step, dropping_all, seed
 from tests.test_hazards_inplace import Stack, rows, stack
 
 
@@ -32,7 +32,15 @@ def dropout_of_a_part(self, x, n):
     return x.sin()
 
 
-@pytest.mark.parametrize("middle", [dropout, activation_and_dropout, noise, power, dropout_of_a_part])
+def scaled_by_a_weight(self, x, n):
+    with torch.no_grad():
+        y = x.sin()
+    return x.cos() + y.mul_(self.linears[n].bias).tanh()
+
+
+@pytest.mark.parametrize(
+    "middle", [dropout, activation_and_dropout, noise, power, dropout_of_a_part, scaled_by_a_weight]
+)
 def test_calls_that_save_and_write(middle) -> None:
     assert_same_step(stack(middle), rows(), tight=middle is dropout)
 
@@ -42,6 +50,22 @@ def test_what_only_such_a_call_saves_is_dropped(middle) -> None:
     plan = dropping_all(stack(middle)(), rows())
     saved = {s.storage for s in plan.profile.slots if plan.profile.storages[s.storage].kind == "hidden"}
     assert saved and saved <= set(plan.decision.solution.dropped)
+
+
+@pytest.mark.parametrize("middle", [dropout, activation_and_dropout, power, scaled_by_a_weight])
+def test_double_backward_through_such_a_call(middle) -> None:
+    def second_order(call, model):
+        seed(0)
+        x = rows()[0].requires_grad_()
+        (first,) = torch.autograd.grad(call(x), x, create_graph=True)
+        model.zero_grad()
+        first.square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    model = stack(middle)()
+    plan = dropping_all(model, rows())
+    expected, found = second_order(model, model), second_order(plan.model, model)
+    assert all(a is b if a is None else torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
 class _Same(torch.autograd.Function):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckpt_planner import Plan, VerificationError, planned
+from ckpt_planner import CaptureError, Plan, VerificationError, planned
 from ckpt_planner.profiling import forward, record
 from ckpt_planner.replay import follow, noting
 from ckpt_planner.replay.group import Group
@@ -38,7 +38,8 @@ def plan_of(make, args) -> Plan:
 
 def fails(test, *args: Any) -> None:
     """The row's own test fails."""
-    with pytest.raises((AssertionError, VerificationError, RuntimeError, LookupError, pytest.fail.Exception)):
+    noticed = (AssertionError, VerificationError, CaptureError, RuntimeError, LookupError, pytest.fail.Exception)
+    with pytest.raises(noticed):
         test(*args)
 
 

@@ -226,7 +226,10 @@ class Group:
     ) -> torch.Tensor:
         if isinstance(value, Ref):
             tensor = values[value.call, value.output]
-            return _variable(tensor.detach(), call.writes) if grad and value.needs_grad else tensor
+            if not grad:
+                return tensor
+            # Another tensor in any case: a call that writes would make a variable of the one that is held.
+            return _variable(tensor.detach(), call.writes) if value.needs_grad else tensor.detach()
         tensor = value.tensor
         if value.copied:
             return _variable(tensor.clone(), call.writes) if grad and value.needs_grad else tensor.clone()
