@@ -27,7 +27,7 @@ FEWEST = 3  # segmentations that are tried however large the model is
 ROUNDS = 2  # how often a segmentation's model is solved
 LOCAL, MORE = 160_000, 100  # operations that local search looks at, and so many more for each of the step's moments
 LEAST, EACH = 100_000, 400  # the same for small problems
-DEEPER = 800  # operations that local search looks at for each of the model's where much is left open
+DEEPER = 1000  # operations that local search looks at for each of the model's where much is left open
 STARTS = 3  # how many decisions it starts from
 THRESHOLDS = (0.01, 0.5, 0.99)  # what a relaxed decision drops by more is dropped where a plan starts from it
 
@@ -171,9 +171,8 @@ class Search:
 
     def deepen(self) -> None:
         """Goes on from the best decision for longer, where the bound leaves much open; most have converged by then."""
-        best = min(self.pool)
         self.local.left = DEEPER * self.state.t.n
-        self.state.move_to(best.dropped)
+        self.state.move_to(min(self.pool).dropped)
         self.local.run(self.state)
         self.pool.add(self.here())
 

@@ -18,7 +18,7 @@ from .state import State, Undo
 from .tables import tables_of
 
 TRIALS = 10  # storages that repair tries out before it drops the best of them
-EXCHANGED = 60  # exchanges look at so many of the dearest storages in a round
+EXCHANGED, EACH = 60, 20  # a round of exchanges looks at so many of the dearest storages, and one for EACH operations
 LONGEST = 30  # changes that one exchange may take to fit again
 CHAIN = 12  # values without slots that are dropped together with what is made of them
 SHAKEN = 4  # so many storages, at most, are kept by lot at a time
@@ -174,7 +174,7 @@ class LocalSearch:
 
     def exchange(self, state: State) -> None:
         """Keeps something dear, drops cheaper things until it fits, and takes it back where that was not cheaper."""
-        for s in self._dear(state)[:EXCHANGED]:
+        for s in self._dear(state)[: EXCHANGED + self.t.n // EACH]:
             if self.over:
                 return
             if s not in state.dropped:
