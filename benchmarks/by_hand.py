@@ -1,0 +1,73 @@
+"""`python -m benchmarks.by_hand`: the time that recomputation takes, ours against every block wrapped by hand.
+
+For each transformer: ours at half of the plain step's activations (what it takes above parameters, buffers and inputs),
+and at the peak that wrapping every block reaches. What counts is the time above the plain step's, of which the last
+column of each pair gives ours as a share of by-hand's. Interleaved steps, medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+import torch
+
+from benchmarks.peer_models import BLOCKS, SUITE, bert_large_full
+from benchmarks.peer_ways import blocks_of, inside, peak_of, step_of, wrapped
+from benchmarks.timing import interleaved
+from ckpt_planner import InfeasibleBudgetError, optimize
+
+MB = 1e6
+MODELS = {**{name: SUITE[name] for name in ("gpt2", "bert_large", "vit", "swin", "t5", "mixtral")}}
+MODELS["bert_large_full"] = bert_large_full
+HEAD = (
+    "| model | plain, MB | by hand, MB | its time | budget | peak, MB | ours | ours / its time above plain | gap |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def rows(name: str, repeats: int) -> None:
+    """Prints a row for each budget."""
+    torch.manual_seed(0)
+    family = MODELS[name]()
+    family.model.train()
+    call = {"example_args": family.args, "example_kwargs": family.kwargs, "loss_fn": family.loss_fn}
+    blocks = blocks_of(family.model, BLOCKS[name])
+    plain = step_of(family.model, family)
+    hand = inside(plain, lambda: wrapped(blocks))
+    plain_peak, hand_peak = peak_of(plain, family), peak_of(hand, family)
+    given = sum(p.untyped_storage().nbytes() for p in {*family.model.parameters(), *family.model.buffers()})
+    for what, budget in (("half of the activations", given + (plain_peak - given) // 2), ("by hand's", hand_peak)):
+        start = f"| {name} | {plain_peak / MB:.0f} | {hand_peak / MB:.0f} |"
+        try:
+            plan = optimize(family.model, budget=budget, **call)
+        except InfeasibleBudgetError as error:
+            print(f"{start} | {what}: {budget / MB:.0f} | refused: {error.minimum_bytes / MB:.0f} | | | |", flush=True)
+            continue
+        ours = step_of(plan.model, family)
+        peak = peak_of(ours, family)
+        seconds = interleaved({"ours": ours, "hand": hand, "plain": plain}, repeats)
+        above = {
+            way: statistics.median(a - b for a, b in zip(seconds[way], seconds["plain"], strict=True))
+            for way in ("ours", "hand")
+        }
+        step = statistics.median(seconds["plain"])
+        print(
+            f"{start} {above['hand'] / step:+.1%} | {what}: {budget / MB:.0f} | {peak / MB:.0f} | "
+            f"{above['ours'] / step:+.1%} | {above['ours'] / above['hand']:.0%} | {plan.gap:.1%} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    print(HEAD)
+    for name in options.models.split(","):
+        rows(name, options.repeats)
+
+
+if __name__ == "__main__":
+    main()
