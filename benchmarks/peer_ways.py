@@ -29,7 +29,8 @@ def step_of(model: Callable[..., Any], family: Family) -> Step:
 
     def run() -> None:
         family.model.zero_grad(set_to_none=True)
-        loss, _ = loss_of(model(*family.args, **family.kwargs), family.loss_fn)
+        output = model(*family.args, **family.kwargs)  # held until the end, as in most training loops
+        loss, _ = loss_of(output, family.loss_fn)
         loss.backward()
 
     return run
