@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -27,6 +28,7 @@ PROVEN_GAP = 1e-3
 OPEN = 0.05  # a gap above this is worth searching longer
 # The relaxation with whole decisions: for so many operations at most, where the gap is above this, with so many nodes.
 WHOLE = ((200, 0.005, 30), (400, 0.02, 10), (800, 0.04, 1))
+LONG = (800, 0.1, 200)  # and once more for longer, where that leaves much open
 
 
 class SolveStatus(enum.Enum):
@@ -125,11 +127,12 @@ def _searched(problem: Problem, search: Search) -> float:
     bound = found.seconds if found is not None else 0.0
     if search.least_seconds() * (1 - OPEN) > bound:
         search.deepen()
-    nodes = _worth_whole(problem, search.least_seconds(), bound)
-    if nodes and (whole := relaxed(problem, nodes)) is not None:
-        bound = max(bound, whole.seconds)
-        search.start_from(whole.dropped)
-        search.improve()
+    for limits in (WHOLE, (LONG,)):
+        nodes = _worth_whole(problem, search.least_seconds(), bound, limits)
+        if nodes and not search.expired() and (whole := relaxed(problem, nodes)) is not None:
+            bound = max(bound, whole.seconds)
+            search.start_from(whole.dropped)
+            search.improve()
     return bound
 
 
@@ -191,13 +194,15 @@ def _bound(problem: Problem, seconds: float) -> float:
         best = exact.cheapest(problem)
         return problem.judge(best.dropped).seconds if best else 0.0
     bound = lower_bound_seconds(problem) or 0.0
-    nodes = _worth_whole(problem, seconds, bound)
-    return max(bound, lower_bound_seconds(problem, nodes) or 0.0) if nodes else bound
+    for limits in (WHOLE, (LONG,)):
+        if nodes := _worth_whole(problem, seconds, bound, limits):
+            bound = max(bound, lower_bound_seconds(problem, nodes) or 0.0)
+    return bound
 
 
-def _worth_whole(problem: Problem, seconds: float, bound: float) -> int:
+def _worth_whole(problem: Problem, seconds: float, bound: float, limits: Sequence[tuple[int, float, int]]) -> int:
     """How many nodes the relaxation with whole decisions is worth; 0 where it is not."""
-    for most_ops, open_gap, nodes in WHOLE:
+    for most_ops, open_gap, nodes in limits:
         if len(problem.profile.ops) <= most_ops:
             return nodes if seconds - bound > open_gap * seconds else 0
     return 0
