@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -298,9 +298,9 @@ class Follower(TorchFunctionMode):
         self._names.release()
 
     @staticmethod
-    def _unpack(packed: Any) -> torch.Tensor:
-        if isinstance(packed, Kept):
-            return packed.value()
-        if packed.kept is not None:
-            return cast(torch.Tensor, packed.kept.value())
-        return cast(torch.Tensor, packed.group.fetch(packed))
+    def _unpack(packed: Kept | Handle) -> torch.Tensor:
+        if isinstance(packed, Handle):
+            if packed.kept is None:
+                return packed.group.fetch(packed)
+            packed = packed.kept
+        return packed.value()
