@@ -23,8 +23,8 @@ from .profiling.rehearse import Way, rehearse
 from .profiling.shadow import untouched
 from .ranks import collectives
 from .regional import RegionDecision
+from .replay.ambient import generator_states, set_generator_states
 from .replay.directions import Directions, direct
-from .replay.group import generator_states, set_generator_states
 from .rewrite.rewritten import Rewritten
 
 log = logging.getLogger("ckpt_planner")

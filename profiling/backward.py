@@ -112,8 +112,8 @@ class Measurer(Follower):
             self._held.append(packed)
         return kept
 
-    def _pack(self, tensor: torch.Tensor, slots: Any) -> Any:
-        return self._keep(super()._pack(tensor, slots))
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        return self._keep(super()._pack(tensor))
 
     def _pack_outside(self, tensor: torch.Tensor) -> _Numbered:
         with torch._C.DisableTorchFunction():  # or what is done here would pass by as the model's

@@ -47,9 +47,9 @@ def following_seconds() -> tuple[float, float]:
     with torch.enable_grad():
         weight = torch.ones(8, device="cpu", requires_grad=True)
 
-        def forward(directions: tuple[Direction, ...] | None) -> torch.Tensor:
+        def forward(directions: Directions | None) -> torch.Tensor:
             x: torch.Tensor = weight
-            follower = Follower(Directions(directions, 1)) if directions is not None else None
+            follower = Follower(directions) if directions is not None else None
             if follower is None:
                 return _chain(x)
             with follower:
@@ -57,7 +57,8 @@ def following_seconds() -> tuple[float, float]:
             follower.finish()
             return x
 
-        def step(directions: tuple[Direction, ...] | None) -> Callable[[], None]:
+        def step(operations: tuple[Direction, ...] | None) -> Callable[[], None]:
+            directions = Directions(operations, 1) if operations is not None else None
             return lambda: forward(directions).sum().backward(inputs=[weight])
 
         idle = tuple(Direction("Tensor.tanh") for _ in range(CALLS))

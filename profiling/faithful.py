@@ -16,8 +16,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ckpt_planner.profile import Replay
+from ckpt_planner.replay.ambient import generator_states, set_generator_states
 from ckpt_planner.replay.calls import is_plain, storage_key, tensors_in, transforming
-from ckpt_planner.replay.group import generator_states, set_generator_states
 from ckpt_planner.replay.protect import writes_in_place
 
 from .meter import Meter

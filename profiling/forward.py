@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ckpt_planner.profile import SCHEMA_VERSION, UNSEEN, Op, Profile, Slot, Storage
+from ckpt_planner.replay.ambient import generator_states
 from ckpt_planner.replay.calls import bytes_of, storage_key, tensors_in
-from ckpt_planner.replay.group import generator_states
 
 from .loss import loss_of
 from .meter import Meter, device_name

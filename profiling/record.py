@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ckpt_planner.errors import UnsupportedModelError
 from ckpt_planner.profile import Op, Read, Slot, Storage
+from ckpt_planner.replay.ambient import generator_states
 from ckpt_planner.replay.calls import (
     bytes_of,
     call_name,
@@ -30,7 +31,6 @@ from ckpt_planner.replay.calls import (
     transforming,
     version_of,
 )
-from ckpt_planner.replay.group import generator_states
 
 from .describe import call_signature, calling_line, users_line
 from .faithful import UNWRITTEN, Faithful, same_bits

@@ -10,10 +10,10 @@ import msgspec
 import torch
 from torch import nn
 
+from ckpt_planner.replay.ambient import generator_states
 from ckpt_planner.replay.calls import tensors_in
 from ckpt_planner.replay.directions import Directions
 from ckpt_planner.replay.follow import Follower
-from ckpt_planner.replay.group import generator_states
 
 from .forward import device_of, resident
 from .loss import loss_of

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ckpt_planner.errors import UnsupportedModelError
+from ckpt_planner.replay.ambient import generator_states, set_generator_states
 from ckpt_planner.replay.calls import tensors_in
-from ckpt_planner.replay.group import generator_states, set_generator_states
 
 from .closures import rebind_closures
 from .warned import warnings_name_the_user

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ckpt_planner.replay.group import autocast_state
+from ckpt_planner.replay.ambient import autocast_state
 
 
 def input_signature(args: Any, kwargs: Any) -> str:

@@ -9,6 +9,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 _NAMES: dict[Any, str] = {}
+_storage_id: Callable[[torch.Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined]
+_free_weak_ref: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
 _PREFIXES = {"_VariableFunctionsClass.": "torch.", "TensorBase.": "Tensor."}
 
 
@@ -68,19 +70,42 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 
     Of a sparse tensor it is the values' storage, of one that is made up of others the largest's.
     """
-    if not _has_storage(type(tensor)):
-        inner = _inner(tensor)
-        return storage_key(inner) if inner is not tensor else None
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        inner = _inner(tensor)
-        return storage_key(inner) if inner is not tensor else None
+    if _STORED.get(type(tensor)) or _has_storage(type(tensor)):
+        try:
+            return _storage_id(tensor)  # the same as `untyped_storage()._cdata`
+        except (RuntimeError, NotImplementedError):
+            pass
+    inner = _inner(tensor)
+    return storage_key(inner) if inner is not tensor else None
 
 
 def storage_ref(tensor: torch.Tensor) -> StorageWeakRef:
     """Keeps the name of a tensor's storage from being given to another, without keeping its bytes."""
     return StorageWeakRef(storage_of(tensor))
+
+
+class StorageNames(list[int]):
+    """Keeps the names of many storages from being given to others, as `storage_ref` does for one."""
+
+    def hold(self, tensor: torch.Tensor) -> int | None:
+        """The name of a tensor's storage, which stays its own from now on; None if it has none that can be told."""
+        try:
+            storage = tensor.untyped_storage() if _STORED.get(type(tensor)) else storage_of(tensor)
+        except (RuntimeError, NotImplementedError):
+            if storage_key(tensor) is None:
+                return None
+            storage = storage_of(tensor)
+        name: int = storage._weak_ref()  # type: ignore[assignment]
+        self.append(name)
+        return name
+
+    def release(self) -> None:
+        """Let the names go."""
+        while self:
+            _free_weak_ref(self.pop())
+
+    def __del__(self) -> None:
+        self.release()
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..profile import Profile
 from ..schedule import Schedule
+
+if TYPE_CHECKING:
+    from .familiar import Familiar
+    from .program import Programs
 
 KEEP = None
 MEETING = 4  # calls in a row that tell where in the plan a step is
@@ -29,11 +33,12 @@ class Direction:
         graded: its replay has to record gradients even where it delivers nothing that it saves.
         writes: positions of the tensor arguments that it writes into.
         known: options (arguments that are no tensors) under which it was seen to draw and to write as planned.
+        familiar: calls of it that were noted in an earlier step. Not carried into another process.
     """
 
     __slots__ = (
-        "captured", "dropped_outputs", "fills", "graded", "group", "in_place", "known", "name", "random", "slots",
-        "snapshot", "writes",
+        "captured", "dropped_outputs", "familiar", "fills", "graded", "group", "in_place", "known", "name", "random",
+        "slots", "snapshot", "writes",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -49,6 +54,10 @@ class Direction:
         self.graded = False
         self.writes: tuple[int, ...] = ()
         self.known: set[tuple[Any, ...]] = set()
+        self.familiar: tuple[Familiar, ...] = ()
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        return None, {name: () if name == "familiar" else getattr(self, name) for name in self.__slots__}
 
     @property
     def idle(self) -> bool:
@@ -57,13 +66,17 @@ class Direction:
 
 
 class Directions:
-    """The directions for every operation inside the model's forward, in order, and the number of groups."""
+    """The directions for every operation inside the model's forward, in order, and the number of groups.
 
-    __slots__ = ("_after", "groups", "ops")
+    What replays have learnt about the groups is in `programs`.
+    """
+
+    __slots__ = ("_after", "groups", "ops", "programs")
 
     def __init__(self, ops: tuple[Direction, ...], groups: int) -> None:
         self.ops = ops
         self.groups = groups
+        self.programs: dict[int, Programs] = {}
         self._after: dict[tuple[str, ...], list[int]] | None = None
 
     def after(self, names: tuple[str, ...]) -> list[int]:

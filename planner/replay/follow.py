@@ -11,22 +11,26 @@ from __future__ import annotations
 
 import bisect
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from .calls import call_name, is_operation, plain_layout, storage_key, storage_ref, tensors_in, version_of
+from .calls import StorageNames, call_name, is_operation, plain_layout, storage_key, tensors_in, version_of
 from .directions import HIDDEN, MEETING, Direction, Directions
+from .familiar import Familiar, learn
 from .group import Group, Handle, Kept
-from .noting import Accounts, Made, Noting, Watch
+from .noting import Accounts, Made, MadeAgain, Noting, Watch
+from .program import Programs
 from .protect import writes_in_place, written_by
 
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+Slots = tuple[tuple[int, int, int, bool] | None, ...]
 
 
 class Follower(TorchFunctionMode):
@@ -48,15 +52,17 @@ class Follower(TorchFunctionMode):
         self._hooks_below: Any = None  # saved-tensor hooks under which the plan may still act
         self._directions, self._meeting_points, self._trusting = directions.ops, directions.after, trusting
         self._groups: list[Group | None] = [None] * directions.groups
-        # id(tensor) -> (the tensor, weakly; its group, call, output and version), for results made again
-        self._made: Made = {}
-        # (operation, output) -> (storage, call in its group), for results that fill slots
-        self._filling: dict[tuple[int, int], tuple[StorageWeakRef, int]] = {}
+        self._programs = directions.programs
+        self._made: Made = {}  # results made again
+        # (operation, output) -> (storage, key in its group, what was made), for results that fill slots
+        self._filling: dict[tuple[int, int], tuple[int, tuple[int, int, int], MadeAgain]] = {}
         # storage -> its version as far as replays account for it
         self._accounted = Accounts()
-        # storages into which something wrote that no replay repeats, with what keeps their names their own
-        self._overwritten: dict[int, StorageWeakRef] = {}
+        self._overwritten: set[int] = set()  # storages into which something wrote that no replay repeats
+        self._names = StorageNames()  # of the storages in all of these
         self._unsettled: list[tuple[Handle, int, int]] = []  # and the operation and output that fill it
+        self._slots: Slots = ()  # of the call that is being made, and how many tensors it has saved
+        self._saved = 0
         self._watched = False
         self.position = 0
         self.diverged: tuple[int, str, str] | None = None
@@ -72,6 +78,17 @@ class Follower(TorchFunctionMode):
             return self._search(func, args, kwargs)
         position = self.position
         direction = self._directions[position] if position < len(self._directions) else None
+        if direction is not None and direction.familiar:
+            group = self._group(direction.group)
+            for familiar in direction.familiar:
+                if familiar.function is func:
+                    taken = len(group.taken)
+                    try:
+                        again = familiar.note(group, self._made, self._overwritten, args, kwargs)
+                    except RuntimeError:  # an inference tensor, which has no version
+                        again = False
+                    if again:
+                        return self._repeat(direction, group, familiar, taken, args, kwargs)
         name = call_name(func)
         if direction is None or direction.name != name:
             self._unrepeated(name, args, kwargs)
@@ -88,14 +105,50 @@ class Follower(TorchFunctionMode):
             return result
         return self._carry_out(direction, func, args, kwargs)
 
+    def _repeat(
+        self, direction: Direction, group: Group, familiar: Familiar, taken: int, args: Any, kwargs: Any
+    ) -> Any:
+        """Make a familiar call that is in its group already."""
+        self._watched = False
+        try:
+            result = self._call(direction, familiar.function, args, kwargs)
+        except BaseException:
+            self._withdraw(group, familiar.index, taken)
+            raise
+        if (type(result) is torch.Tensor) is not familiar.single:
+            self._withdraw(group, familiar.index, taken)
+            self._lose(direction.name, "a call of that name that does something else")
+            return result
+        self._bind(direction, familiar.index, result)
+        if self._unsettled:
+            self._settle()
+        self.position += 1
+        return result
+
+    def _call(self, direction: Direction, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Make the call, and do as planned with what it saves."""
+        # A saved-tensor hook of the model's own (its own checkpoint, offloading) is on top: leave it to it.
+        if direction.slots and _top_hooks(True) == self._hooks_below:
+            self._slots, self._saved = direction.slots, 0
+            _push_hooks(self._pack, self._unpack)  # saved_tensors_hooks, without its object
+            try:
+                return func(*args, **kwargs)
+            finally:
+                _pop_hooks()
+        return func(*args, **kwargs)
+
+    def _withdraw(self, group: Group, index: int, taken: int) -> None:
+        group.withdraw(index, taken)
+        self._unsettled.clear()
+
     def _carry_out(self, direction: Direction, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         noting = watch = None
         if direction.group >= 0:
             group = self._group(direction.group)
             noting = Noting(direction, group, self._made, self._accounted, self._overwritten)
-            noting.note(self.position, func, args, kwargs, self._trusting)
+            noting.note(func, args, kwargs, self._trusting)
             if not noting.sound:
-                noting.forget()
+                noting.withdraw()
                 self._unrepeated(direction.name, args, kwargs)
                 self._lose(direction.name, "a call of that name on other tensors")
                 return func(*args, **kwargs)
@@ -107,16 +160,7 @@ class Follower(TorchFunctionMode):
             self._unrepeated(direction.name, args, kwargs)
         self._watched = watch is not None
         try:
-            # A saved-tensor hook of the model's own (its own checkpoint, offloading) is on top: leave it to it.
-            if direction.slots and _top_hooks(True) == self._hooks_below:
-                slots = enumerate(direction.slots)
-                _push_hooks(lambda t: self._pack(t, slots), self._unpack)  # saved_tensors_hooks, without its object
-                try:
-                    result = func(*args, **kwargs)
-                finally:
-                    _pop_hooks()
-            else:
-                result = func(*args, **kwargs)
+            result = self._call(direction, func, args, kwargs)
         except BaseException:
             if noting is not None:
                 noting.withdraw()
@@ -131,7 +175,10 @@ class Follower(TorchFunctionMode):
             self._lose(direction.name, "a call of that name that does something else")
             return result
         if noting is not None:
-            self._bind(noting, result)
+            if direction.writes:
+                noting.account()
+            self._bind(direction, noting.index, result)
+            learn(noting, args, kwargs, result)
         if self._unsettled:
             self._settle()
         self.position += 1
@@ -160,72 +207,66 @@ class Follower(TorchFunctionMode):
             written = written_by(name, args, kwargs)
             self._protect(written)
             for tensor in written:
-                if (key := storage_key(tensor)) is not None and key not in self._overwritten:
-                    self._overwritten[key] = storage_ref(tensor)
+                if (key := self._names.hold(tensor)) is not None:
+                    self._overwritten.add(key)
 
     def _protect(self, written: list[torch.Tensor]) -> None:
         keys = [storage_key(tensor) for tensor in written]
         for group in self._groups:
             if group is not None:
                 for key in keys:
-                    if key in group.sources:
+                    if key is not None:
                         group.protect(key)
 
     def _group(self, number: int) -> Group:
         group = self._groups[number]
         if group is None:
-            group = self._groups[number] = Group(self.observer)
+            group = self._groups[number] = Group(self.observer, self._programs.setdefault(number, Programs()))
         return group
 
-    def _bind(self, noting: Noting, result: Any) -> None:
-        """Note which results of this call a replay will make again."""
-        direction = noting.direction
-        if direction.writes:
-            noting.account()
-        dropped = direction.dropped_outputs
+    def _bind(self, direction: Direction, index: int, result: Any) -> None:
+        """Note which results of this call, number `index` in its group, a replay will make again."""
+        dropped, group, made = direction.dropped_outputs, direction.group, self._made
+        count = len(dropped)
         for output, tensor in enumerate((result,) if type(result) is torch.Tensor else tensors_in(result)):
-            if output < len(dropped) and dropped[output]:
+            if output < count and dropped[output]:
                 version = version_of(tensor)
-                self._made[id(tensor)] = (weakref.ref(tensor), direction.group, noting.index, output, version)
-                if output in direction.fills and (key := storage_key(tensor)) is not None:
-                    self._filling[self.position, output] = (storage_ref(tensor), noting.index)
+                entry = made[id(tensor)] = (weakref.ref(tensor), group, version, (index, output))
+                if output in direction.fills and (key := self._names.hold(tensor)) is not None:
+                    self._filling[self.position, output] = (key, (index, output, -1), entry)
                     self._accounted[key] = version
             else:  # an in-place call can return what was made again before, and no longer is
-                self._made.pop(id(tensor), None)
+                made.pop(id(tensor), None)
 
-    def _pack(self, tensor: torch.Tensor, slots: Iterator[tuple[int, Any]]) -> Any:
-        position, action = next(slots, (0, None))
-        if action is None or storage_key(tensor) is None or not plain_layout(tensor):
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        position = self._saved
+        self._saved = position + 1
+        action = self._slots[position] if position < len(self._slots) else None
+        if action is None or (storage := storage_key(tensor)) is None:
             return Kept(tensor)
         number, op, output, read = action
-        group = self._group(number)
-        if output == HIDDEN:
-            return self._hand(group, (len(group.calls) - 1, position, 0), tensor, read, op, output, self._watched)
         filling = self._filling.get((op, output))
-        if filling is None:
-            if op != self.position:
-                return Kept(tensor)  # otherwise it is a result of this very call, which has not returned yet
-            return self._hand(group, (len(group.calls) - 1, output, -1), tensor, read, op, output, True)
-        if filling[0].cdata != storage_key(tensor) or filling[0].cdata in self._overwritten:
+        if filling is not None:
+            if filling[0] != storage or storage in self._overwritten:
+                return Kept(tensor)
+            # Another version than the last that a replay accounts for: this very call may have written, or something
+            # that does not run again.
+            unsure = self._watched or self._accounted.get(storage) != tensor._version
+            group, key, entry = self._group(number), filling[1], filling[2]
+            whole = not unsure and self._made.get(id(tensor)) is entry and entry[0]() is tensor
+        elif output == HIDDEN:
+            group, unsure, whole = self._group(number), self._watched, False
+            key = (len(group.calls) - 1, position, 0)
+        elif op == self.position:  # it is a result of this very call, which has not returned yet
+            group, unsure, whole = self._group(number), True, False
+            key = (len(group.calls) - 1, output, -1)
+        else:
             return Kept(tensor)
-        # Another version than the last that a replay accounts for: this very call may have written, or something that
-        # does not run again.
-        unsure = self._watched or self._accounted.get(filling[0].cdata) != version_of(tensor)
-        return self._hand(group, (filling[1], output, -1), tensor, read, op, output, unsure)
-
-    def _hand(
-        self,
-        group: Group,
-        key: tuple[int, int, int],
-        tensor: torch.Tensor,
-        read: bool,
-        op: int,
-        output: int,
-        unsure: bool,
-    ) -> Handle:
+        if not whole and not plain_layout(tensor):
+            return Kept(tensor)
         if read:
             group.expected[key] = group.expected.get(key, 0) + 1
-        handle = Handle(group, key, tensor)
+        handle = Handle(group, key, None if whole else tensor)
         if unsure:  # until the call has returned
             handle.kept = Kept(tensor)
             self._unsettled.append((handle, op, output))
@@ -238,8 +279,8 @@ class Follower(TorchFunctionMode):
             filling = self._filling.get((op, output))
             if output == HIDDEN or (
                 filling is not None
-                and filling[0].cdata == storage_key(handle.kept.tensor)
-                and self._accounted.get(filling[0].cdata) == handle.kept.version
+                and filling[0] == storage_key(handle.kept.tensor)
+                and self._accounted.get(filling[0]) == handle.kept.version
             ):
                 handle.kept = None
         self._unsettled.clear()
@@ -248,17 +289,18 @@ class Follower(TorchFunctionMode):
         """Forward has ended: let go of all that only following needs."""
         for group in self._groups:
             if group is not None:
-                group.sources.clear()
+                group.settle()
         self._made.clear()
         self._filling.clear()
         self._groups.clear()
         self._accounted = Accounts()
         self._overwritten.clear()
+        self._names.release()
 
     @staticmethod
-    def _unpack(packed: Any) -> torch.Tensor:
-        if isinstance(packed, Kept):
-            return packed.value()
-        if packed.kept is not None:
-            return cast(torch.Tensor, packed.kept.value())
-        return cast(torch.Tensor, packed.group.fetch(packed))
+    def _unpack(packed: Kept | Handle) -> torch.Tensor:
+        if isinstance(packed, Handle):
+            if packed.kept is None:
+                return packed.group.fetch(packed)
+            packed = packed.kept
+        return packed.value()

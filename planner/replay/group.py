@@ -6,15 +6,21 @@ tensors, so that it goes when the step's graph goes.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .calls import call_name, tensors_in, version_of
+from .ambient import Autocast, any_autocast, autocast_state, generator_states, set_generator_states
+from .calls import call_name, storage_key, tensors_in, version_of
 
+if TYPE_CHECKING:
+    from .familiar import Familiar
+    from .program import Programs
+
+_set_grad_enabled = torch._C._set_grad_enabled
+COPIED = -2  # in place of a version
 _LOCK = threading.RLock()  # autograd may run one thread a device; replays are rare and long, one lock will do
 
 
@@ -28,14 +34,19 @@ class Source:
         self.copied = copied
         if copied:
             self.tensor = tensor.detach().clone()
-        else:  # detached, or the group would hold the graph that holds the group
-            self.tensor = tensor if tensor.is_leaf else tensor.detach()
+        else:
+            self.tensor = held(tensor)
         self.version = version_of(self.tensor)
 
     def copy(self) -> None:
         """Keep a copy, because the tensor is about to be written into; if it was already, the replay has to say so."""
         if version_of(self.tensor) == self.version:
             self.tensor, self.copied = self.tensor.detach().clone(), True
+
+
+def held(tensor: torch.Tensor) -> torch.Tensor:
+    """What a group may hold of a tensor: detached, or it would hold the graph that holds the group."""
+    return tensor if tensor.is_leaf else tensor.detach()
 
 
 class Ref:
@@ -51,35 +62,51 @@ class Call:
     """One torch call as it was made, with `Source` and `Ref` in place of tensors."""
 
     __slots__ = (
-        "args", "autocast", "captured", "function", "grad", "graded", "kwargs", "module", "op", "states", "writes",
+        "args", "autocast", "captured", "function", "grad", "graded", "kwargs", "states", "writes",
     )  # fmt: skip
 
-    def __init__(self, op: int, function: Callable[..., Any], args: Any, kwargs: Any, module: str) -> None:
-        self.op, self.function, self.args, self.kwargs, self.module = op, function, args, kwargs, module
+    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
         self.captured: tuple[int, ...] = ()
         self.graded = self.writes = False
         self.grad = torch.is_grad_enabled()
         self.autocast = autocast_state()
         self.states: tuple[torch.Tensor, ...] | None = None
 
+    @property
+    def wants_grad(self) -> bool:
+        """Whether its replay has to record gradients."""
+        return (self.graded or bool(self.captured)) and self.grad
+
 
 class Handle:
-    """What autograd holds in place of a dropped tensor: where it will come from, and how it looks into its storage."""
+    """What autograd holds in place of a dropped tensor: where it will come from, and how it looks into its storage.
 
-    __slots__ = ("dtype", "group", "kept", "key", "offset", "size", "stride")
+    Args:
+        group, key: where it will come from.
+        tensor: the saved tensor; None if it is the very result that the key names, and not another look at it.
+    """
 
-    def __init__(self, group: Group, key: tuple[int, int, int], tensor: torch.Tensor) -> None:
+    __slots__ = ("geometry", "group", "kept", "key")
+
+    def __init__(self, group: Group, key: tuple[int, int, int], tensor: torch.Tensor | None) -> None:
         self.group, self.key = group, key
-        self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
-        self.dtype = tensor.dtype
+        self.geometry = (
+            None if tensor is None else (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+        )
         self.kept: Kept | None = None  # set where the tensor had to stay after all
 
     def look(self, base: torch.Tensor) -> torch.Tensor:
         """The saved tensor as a look into the storage of `base`."""
-        if base.dtype == self.dtype:
-            return torch.as_strided(base, self.size, self.stride, self.offset)
-        view = torch.empty(0, dtype=self.dtype, device=base.device)
-        return view.set_(base.untyped_storage(), self.offset, self.size, self.stride)  # type: ignore[call-overload]
+        if self.geometry is None:
+            return base
+        dtype, size, stride, offset = self.geometry
+        if base.dtype == dtype:
+            if base.stride() == stride and base.size() == size and base.storage_offset() == offset:
+                return base
+            return torch.as_strided(base, size, stride, offset)
+        view = torch.empty(0, dtype=dtype, device=base.device)
+        return view.set_(base.untyped_storage(), offset, size, stride)  # type: ignore[call-overload]
 
 
 class Kept:
@@ -112,15 +139,26 @@ class Group:
     Keys: (call, output, -1) for what a call returns, (call, position, 0) for what it saves.
     """
 
-    __slots__ = ("__weakref__", "calls", "expected", "last_use", "observer", "ready", "sources")
+    __slots__ = (
+        "__weakref__", "_copies", "_indexed", "_places", "_programs", "calls", "expected", "last_use", "observer",
+        "ready", "reshapes", "sources", "states", "strange", "taken",
+    )  # fmt: skip
 
-    def __init__(self, observer: Callable[[Group, bool], None] | None = None) -> None:
-        self.calls: list[Call] = []
+    def __init__(self, observer: Callable[[Group, bool], None] | None = None, programs: Programs | None = None) -> None:
+        self.calls: list[Call | Familiar] = []
         self.expected: dict[tuple[int, int, int], int] = {}
         self.last_use: dict[tuple[int, int], int] = {}
         self.ready: dict[tuple[int, int, int], list[Any]] = {}
+        self.taken: list[Any] = []  # for familiar calls, each tensor from outside, then its version or COPIED
+        self.states: dict[int, tuple[torch.Tensor, ...]] = {}  # before familiar calls that draw
         self.sources: dict[int, list[Source]] = {}  # storage -> what was noted of it; only while forward runs
+        self._places: dict[int, list[int]] = {}  # storage -> where it stands in `taken`, as far as `_indexed`
+        self._indexed = 0
+        self._copies = False
+        self.strange = False  # not all calls are familiar
+        self.reshapes = False  # a call writes in place, and may change the shape of a result made before
         self.observer = observer  # told before and after a replay
+        self._programs = programs
 
     def protect(self, storage: int) -> None:
         """Copy what is noted of a storage that is about to be written into by what does not run again.
@@ -130,6 +168,27 @@ class Group:
         for source in self.sources.get(storage, ()):
             if not source.copied:
                 source.copy()
+        taken = self.taken
+        for place in range(self._indexed, len(taken), 2):  # only now, since most steps write into nothing
+            if (key := storage_key(taken[place])) is not None:
+                self._places.setdefault(key, []).append(place)
+        self._indexed = len(taken)
+        for place in self._places.get(storage, ()):
+            if version_of(taken[place]) == taken[place + 1]:
+                taken[place], taken[place + 1] = taken[place].detach().clone(), COPIED
+                self._copies = True
+
+    def withdraw(self, calls: int, taken: int) -> None:
+        """Take out what familiar calls have left after the first `calls` calls and the first `taken` entries."""
+        del self.calls[calls:], self.taken[taken:]
+        if self._indexed > taken:
+            self._places.clear()
+            self._indexed = 0
+
+    def settle(self) -> None:
+        """Forward has ended: let go of what only noting needs."""
+        self.sources.clear()
+        self._places.clear()
 
     def fetch(self, handle: Handle) -> torch.Tensor:
         """The tensor that `handle` stands for; replays the group if it is not there."""
@@ -143,39 +202,50 @@ class Group:
             entry[1] -= 1
             if entry[1] <= 0:
                 del self.ready[handle.key]
-            return handle.look(base)
+            return base if handle.geometry is None else handle.look(base)
 
     def replay(self) -> None:
         """Run the calls again, in order, and leave what slots wait for in `ready`."""
         if self.observer is not None:
             self.observer(self, True)
-        values: dict[tuple[int, int], torch.Tensor] = {}
-        expiring: dict[int, list[tuple[int, int]]] = {}
-        for ref, last in self.last_use.items():
-            expiring.setdefault(last, []).append(ref)
-        states: tuple[torch.Tensor, ...] | None = None
+        draws = self.states or (self.strange and any(isinstance(c, Call) and c.states for c in self.calls))
+        states = generator_states() if draws else None
         grad_mode = torch.is_grad_enabled()
+        program = None
+        if self._programs is not None and not (self.strange or self._copies or any_autocast()):
+            program = self._programs.find(self)
         try:
-            for index, call in enumerate(self.calls):
-                if call.states is not None:
-                    if states is None:
-                        states = generator_states()
-                    set_generator_states(call.states)
-                self._run(index, call, values)
-                for ref in expiring.get(index, ()):
-                    values.pop(ref, None)
+            if program is not None:
+                _set_grad_enabled(False)
+                program(self.taken, self.states, self.ready, set_generator_states)
+            else:
+                self._run_all()
         finally:
-            torch._C._set_grad_enabled(grad_mode)
+            _set_grad_enabled(grad_mode)
             if states is not None:
                 set_generator_states(states)
                 states = None  # let go before the observer looks
         if self.observer is not None:
             self.observer(self, False)
 
+    def _run_all(self) -> None:
+        values: dict[tuple[int, int], torch.Tensor] = {}
+        expiring: dict[int, list[tuple[int, int]]] = {}
+        for ref, last in self.last_use.items():
+            expiring.setdefault(last, []).append(ref)
+        taken = iter(self.taken)
+        for index, noted in enumerate(self.calls):
+            call = noted if isinstance(noted, Call) else noted.written_out(taken, self.states.get(index))
+            if call.states is not None:
+                set_generator_states(call.states)
+            self._run(index, call, values)
+            for ref in expiring.get(index, ()):
+                values.pop(ref, None)
+
     def _run(self, index: int, call: Call, values: dict[tuple[int, int], torch.Tensor]) -> None:
-        wants_grad = (call.graded or bool(call.captured)) and call.grad
+        wants_grad = call.wants_grad
         seen: dict[int, torch.Tensor] = {}
-        torch._C._set_grad_enabled(wants_grad)  # set_grad_enabled without its object; `replay` sets it back
+        _set_grad_enabled(wants_grad)  # set_grad_enabled without its object; `replay` sets it back
         args = self._restore(call.args, values, wants_grad, call, seen)
         kwargs = self._restore(call.kwargs, values, wants_grad, call, seen) if call.kwargs else {}
         saved: list[torch.Tensor] = []
@@ -190,15 +260,19 @@ class Group:
             key = (index, position, 0)
             if key in self.expected:
                 self.ready[key] = [saved[position], self.expected[key]]
+        self._leave(index, result, values)
+
+    def _leave(self, index: int, result: Any, values: dict[tuple[int, int], torch.Tensor]) -> None:
+        """Leave what a call returned for the slots that wait for it, and for the calls that read it."""
         for output, tensor in enumerate((result,) if type(result) is torch.Tensor else tensors_in(result)):
             key = (index, output, -1)
             waits, used = key in self.expected, self.last_use.get((index, output), index) > index
-            if waits or used:
-                tensor = tensor.detach() if tensor.requires_grad else tensor
+            if (waits or used) and tensor.requires_grad:
+                tensor = tensor.detach()
             if used:
                 values[index, output] = tensor
             if waits:
-                self.ready[key] = [tensor, self.expected[key]]
+                self.ready[key] = [tensor.detach() if self.reshapes else tensor, self.expected[key]]
 
     def _restore(
         self,
@@ -234,15 +308,20 @@ class Group:
         if value.copied:
             return _variable(tensor.clone(), call.writes) if grad and value.needs_grad else tensor.clone()
         if version_of(tensor) != value.version:
-            raise RuntimeError(
-                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"a tensor of shape {tuple(tensor.shape)} that {call_name(call.function)} in module "
-                f"'{call.module}' read is at version {version_of(tensor)}; expected version {value.version}. "
-                "The planned step computes this operation again in backward; change the tensor after backward."
-            )
+            changed(tensor, value.version, call.function)
         if grad and value.needs_grad and not tensor.requires_grad:
             return tensor.detach().requires_grad_()
         return tensor
+
+
+def changed(tensor: torch.Tensor, version: int, function: Callable[..., Any]) -> None:
+    """Raise for a tensor that `function` read at a version which it has no longer."""
+    raise RuntimeError(
+        f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"a tensor of shape {tuple(tensor.shape)} that {call_name(function)} read is at version "
+        f"{version_of(tensor)}; expected version {version}. "
+        "The planned step computes this operation again in backward; change the tensor after backward."
+    )
 
 
 class _SameMemory(torch.autograd.Function):
@@ -257,55 +336,3 @@ def _variable(tensor: torch.Tensor, written: bool) -> torch.Tensor:
     """A detached tensor as one that requires a gradient, for a call that writes into it or does not."""
     tensor.requires_grad_()
     return _SameMemory.apply(tensor) if written else tensor  # type: ignore[no-any-return,no-untyped-call]
-
-
-def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
-    """Whether autocast is on, and to which type, on the CPU and on the GPU if there is one."""
-    devices = _autocast_devices()
-    for d in devices:
-        if torch.is_autocast_enabled(d):
-            return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
-    return _OFF[: len(devices)]
-
-
-_OFF = (("cpu", False, torch.bfloat16), ("cuda", False, torch.float16))
-
-
-@functools.cache
-def _autocast_devices() -> tuple[str, ...]:
-    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-
-
-class Autocast:
-    """Sets autocast as it was; without its cache, whose entries must not outlive the replay."""
-
-    __slots__ = ("_contexts", "_state")
-
-    def __init__(self, state: tuple[tuple[str, bool, torch.dtype], ...]) -> None:
-        self._state = state
-        self._contexts: list[torch.autocast] = []
-
-    def __enter__(self) -> None:
-        for device, enabled, dtype in self._state:
-            if enabled or torch.is_autocast_enabled(device):
-                context = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False)
-                context.__enter__()
-                self._contexts.append(context)
-
-    def __exit__(self, *error: Any) -> None:
-        while self._contexts:
-            self._contexts.pop().__exit__(*error)
-
-
-def generator_states() -> tuple[torch.Tensor, ...]:
-    """States of torch's default generators: the CPU's, and the current GPU's once CUDA is in use."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return (torch.get_rng_state(), torch.cuda.get_rng_state())
-    return (torch.get_rng_state(),)
-
-
-def set_generator_states(states: tuple[torch.Tensor, ...]) -> None:
-    """Put states back that `generator_states` returned."""
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state(states[1])

@@ -8,18 +8,20 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from .calls import is_plain, storage_key, storage_ref, tensors_in, version_of
+from .ambient import generator_states
+from .calls import StorageNames, is_plain, storage_key, tensors_in, version_of
 from .directions import Direction
-from .group import Call, Group, Ref, Source, generator_states
+from .group import Call, Group, Ref, Source
 
 MOST_KNOWN = 32  # kinds of arguments remembered for an operation
 _MOST_WATCHED = 1 << 16  # bytes: statistics and counters, which some kernels write without counting it
 
 _ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
 
-Made = dict[int, tuple["weakref.ref[torch.Tensor]", int, int, int, int]]
+# The tensor, weakly; its group, version, and call and output in the group.
+MadeAgain = tuple["weakref.ref[torch.Tensor]", int, int, tuple[int, int]]
+Made = dict[int, MadeAgain]  # by id(tensor)
 
 
 class Accounts(dict[int, int]):
@@ -27,7 +29,7 @@ class Accounts(dict[int, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[StorageWeakRef] = []
+        self.names = StorageNames()
 
 
 class Noting:
@@ -54,10 +56,10 @@ class Noting:
         self._plain: list[Any] = []
         self.sound, self.known = True, False
 
-    def note(self, position: int, func: Callable[..., Any], args: Any, kwargs: Any, trusting: bool) -> None:
+    def note(self, func: Callable[..., Any], args: Any, kwargs: Any, trusting: bool) -> None:
         """Put the call into the group, if it is sound. `trusting`: the first call seen is the one that was profiled."""
         direction = self.direction
-        call = self.call = Call(position, func, self._flat(args), self._template(kwargs) if kwargs else {}, "")
+        call = self.call = Call(func, self._flat(args), self._template(kwargs) if kwargs else {})
         call.captured, call.graded, call.writes = direction.captured, direction.graded, bool(direction.writes)
         for p in direction.writes:
             found = self._seen.get(id(self.tensors[p])) if p < len(self.tensors) else None
@@ -71,6 +73,9 @@ class Noting:
             self.known = tuple(self._plain) in direction.known
         except TypeError:  # not hashable
             self.known = False
+        if direction.in_place or call.writes:
+            self.group.reshapes = True
+        self.group.strange = True
         if direction.random:
             call.states = generator_states()
         self.group.calls.append(call)
@@ -127,10 +132,10 @@ class Noting:
             and made[1] == self.direction.group
             and not (self._overwritten and storage_key(tensor) in self._overwritten)
         ):
-            if version_of(tensor) != made[4] and self._accounted.get(storage_key(tensor) or 0) != version_of(tensor):
+            if version_of(tensor) != made[2] and self._accounted.get(storage_key(tensor) or 0) != version_of(tensor):
                 self.sound = False  # something that does not run again wrote into it
-            self.group.last_use[made[2], made[3]] = self.index
-            found = Ref(made[2], made[3], tensor.requires_grad)
+            self.group.last_use[made[3]] = self.index
+            found = Ref(*made[3], tensor.requires_grad)
         else:
             found = Source(tensor, position in self.direction.snapshot)
             if not found.copied and (key := storage_key(tensor)) is not None:
@@ -147,18 +152,13 @@ class Noting:
     def account(self) -> None:
         """After the call: note the versions of what it wrote into as planned."""
         for p in self.direction.writes:
-            key = storage_key(self.tensors[p])
+            key = self._accounted.names.hold(self.tensors[p])
             if key is not None:
                 self._accounted[key] = version_of(self.tensors[p])
-                self._accounted.names.append(storage_ref(self.tensors[p]))
 
     def withdraw(self) -> None:
-        """Take the call out of its group again."""
+        """Take the call out of its group again, and let go of its tensors."""
         del self.group.calls[self.index :]
-        self.forget()
-
-    def forget(self) -> None:
-        """Let go of the tensors of a call that is not in its group."""
         for found in self._seen.values():
             if type(found) is Source and not found.copied and (key := storage_key(found.tensor)) is not None:
                 noted = self.group.sources.get(key, [])

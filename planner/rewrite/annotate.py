@@ -10,7 +10,7 @@ from torch import nn
 from ..decision import Decision
 from ..errors import CaptureError
 from ..profiling.shadow import untouched
-from ..replay.group import set_generator_states
+from ..replay.ambient import set_generator_states
 from .bind import bind
 from .capture import record
 from .graphcode import CapturedModule

@@ -11,8 +11,8 @@ from torch import fx
 from torch.fx.graph import CodeGen
 
 from ..errors import GuardError
+from ..replay.ambient import autocast_state, generator_states, set_generator_states
 from ..replay.calls import plain_layout
-from ..replay.group import autocast_state, generator_states, set_generator_states
 from .state import State
 from .structure import put_together, same_template, take_apart
 

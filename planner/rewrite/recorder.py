@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import CaptureError
 from ..profiling.describe import calling_line
+from ..replay.ambient import autocast_state
 from ..replay.calls import call_name, is_operation, tensors_in, version_of
-from ..replay.group import autocast_state
 from .constants import Constants
 from .functions import Apply, Functions
 from .graphcode import CallCode, autocast_depth, look, set_autocast
