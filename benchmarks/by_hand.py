@@ -26,7 +26,7 @@ HEAD = (
 )
 
 
-def rows(name: str, repeats: int) -> None:
+def rows(name: str, repeats: int, half: bool) -> None:
     """Prints a row for each budget."""
     torch.manual_seed(0)
     family = MODELS[name]()
@@ -37,7 +37,8 @@ def rows(name: str, repeats: int) -> None:
     hand = inside(plain, lambda: wrapped(blocks))
     plain_peak, hand_peak = peak_of(plain, family), peak_of(hand, family)
     given = sum(p.untyped_storage().nbytes() for p in {*family.model.parameters(), *family.model.buffers()})
-    for what, budget in (("half of the activations", given + (plain_peak - given) // 2), ("by hand's", hand_peak)):
+    budgets = {"half of the activations": given + (plain_peak - given) // 2, "by hand's": hand_peak}
+    for what, budget in list(budgets.items())[0 if half else 1 :]:
         start = f"| {name} | {plain_peak / MB:.0f} | {hand_peak / MB:.0f} |"
         try:
             plan = optimize(family.model, budget=budget, **call)
@@ -63,10 +64,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--only-its-peak", action="store_true", help="leave out half of the activations")
     options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
     print(HEAD)
     for name in options.models.split(","):
-        rows(name, options.repeats)
+        rows(name, options.repeats, not options.only_its_peak)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def compiled(family: Family, share: float) -> Step:
     import torch._functorch.config as functorch
 
     torch._dynamo.reset()
-    model = torch.compile(family.model, backend="aot_eager_decomp_partition")
+    model = torch.compile(family.model, backend="aot_eager")
     run = step_of(model, family)
 
     def step() -> None:
