@@ -239,8 +239,8 @@ BLOCKS = {
     "mixtral": "MixtralDecoderLayer",
     "mamba": "MambaBlock",
 }
-# Shares of the plain step's activations at which rotor and Rockmate were run, and their overheads (a CPU, one thread).
+# MiB above parameters and gradients at which rotor and Rockmate were run, and their overheads (a CPU, one thread).
 ROTOR = {
-    "rotor_gpt": (rotor_gpt, {0.8: (0.20, 0.12), 0.6: (0.30, 0.28), 0.4: (0.35, 0.21), 0.3: (0.39, 0.34)}),
-    "rotor_resnet": (rotor_resnet, {0.8: (0.19, 0.14), 0.6: (0.26, 0.25), 0.4: (0.31, 0.26)}),
+    "rotor_gpt": (rotor_gpt, {133.0: (0.20, 0.12), 99.7: (0.30, 0.28), 66.5: (0.35, 0.21), 49.9: (0.39, 0.34)}),
+    "rotor_resnet": (rotor_resnet, {32.4: (0.19, 0.14), 24.3: (0.26, 0.25), 16.2: (0.31, 0.26)}),
 }

@@ -70,7 +70,11 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 @functools.cache
 def _outside_of_what_is_compiled() -> Any:
     """Carrying out a plan, for a caller that torch.compile may compile: it would compile the follower, call by call."""
-    return torch.compiler.disable(Runtime.call)
+    return torch.compiler.disable(_carry_out)
+
+
+def _carry_out(runtime: Runtime, *call: Any) -> Any:
+    return Runtime.call(runtime, *call)
 
 
 def _reduce(self: Any, protocol: Any) -> Any:

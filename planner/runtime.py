@@ -20,6 +20,7 @@ from .profiling.signature import input_signature
 from .profiling.warned import warnings_name_the_user
 from .profiling.watch import Watch
 from .ranks import Ranks, ranks_of
+from .replay.ambient import foreign_modes, modes_below
 from .replay.calls import transforming
 from .replay.follow import Follower
 from .rewrite.rewritten import Rewritten
@@ -70,7 +71,7 @@ class Runtime(Deciding):
         self._followed: set[Key] = set()  # kinds of calls that no graph holds for, step after step
         self._group = process_group
         self._ranks: Ranks | None = None
-        self._said_transformed = False
+        self._said_within = False
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -123,14 +124,12 @@ class Runtime(Deciding):
         """One call of `plan.model`: follow the plan for it, making one first if there is none."""
         if not (model.training and torch.is_grad_enabled()) or getattr(_ACTIVE, "busy", False):
             return plainly(*args, **kwargs)
-        if transforming():  # torch.func differentiates without the hooks by which values are dropped
-            if not self._said_transformed:
+        if within := _within():
+            if not self._said_within:
                 log.warning(
-                    "a call of %s within vmap or a transformation of torch.func ran its own forward, which keeps "
-                    "everything",
-                    type(model).__name__,
+                    "a call of %s within %s ran its own forward, which keeps everything", type(model).__name__, within
                 )
-            self._said_transformed = True
+            self._said_within = True
             return plainly(*args, **kwargs)
         self.calls += 1
         key = self.key(model, args, kwargs)
@@ -277,6 +276,18 @@ class Runtime(Deciding):
         }
         made.__setstate__({**self.__getstate__(), **own})
         return made
+
+
+def _within() -> str:
+    """What a call is made in that no plan can be followed in; nothing as a rule.
+
+    torch.func differentiates without the hooks by which values are dropped; a function mode need not be at work in
+    backward, where its part in a call would have to be repeated.
+    """
+    if transforming():
+        return "vmap or a transformation of torch.func"
+    foreign = foreign_modes() if modes_below() else []
+    return f"a torch function mode of your own ({', '.join(foreign)})" if foreign else ""
 
 
 def _state(model: nn.Module) -> Key:

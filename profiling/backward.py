@@ -18,7 +18,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from ckpt_planner.profile import Step
 from ckpt_planner.replay.directions import Directions
 from ckpt_planner.replay.follow import Follower
-from ckpt_planner.replay.group import Group, Handle, Kept
+from ckpt_planner.replay.group import Group
+from ckpt_planner.replay.handles import Handle, Kept
 
 from .meter import Meter
 from .running import differentiate

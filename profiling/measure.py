@@ -11,8 +11,9 @@ import msgspec
 import torch
 from torch import nn
 
-from ckpt_planner.errors import CaptureError
+from ckpt_planner.errors import CaptureError, UnsupportedModelError
 from ckpt_planner.profile import UNSEEN, Profile
+from ckpt_planner.replay.ambient import foreign_modes
 from ckpt_planner.replay.calls import tensors_in
 from ckpt_planner.replay.directions import direct
 from ckpt_planner.schedule import Schedule
@@ -55,8 +56,13 @@ def measure_profile(
 
     Raises:
         CaptureError: the forward fails, or nothing requires a gradient.
-        UnsupportedModelError: the model cannot be copied.
+        UnsupportedModelError: the model cannot be copied, or a function mode is at work.
     """
+    if foreign := foreign_modes():
+        raise UnsupportedModelError(
+            f"a torch function mode of your own ({', '.join(foreign)}) is at work: what it does to a call in forward "
+            "cannot be repeated in backward, where it need not be. Plan outside of it, or do its work in the model."
+        )
     return measure_twice(model, args, kwargs or {}, loss_fn=loss_fn, optimizer=optimizer, progress=progress)[1]
 
 

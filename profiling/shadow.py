@@ -73,13 +73,19 @@ def _alias(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def copied_inputs(value: Any) -> Any:
-    """Inputs with each tensor copied, so that in-place work and gradients stay away from the user's."""
+    """Inputs with each tensor copied, so that in-place work and gradients stay away from the user's.
+
+    A tensor that is given twice is one copy, given twice.
+    """
+    copies: dict[int, torch.Tensor] = {}
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        made = leaf.detach().clone()
-        return made.requires_grad_() if leaf.requires_grad else made
+        if id(leaf) not in copies:
+            made = leaf.detach().clone()
+            copies[id(leaf)] = made.requires_grad_() if leaf.requires_grad else made
+        return copies[id(leaf)]
 
     return pytree.tree_map(one, value)
 

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -40,15 +41,22 @@ def tight(model: nn.Module, args: Any, **options: Any) -> Plan:
     return plan
 
 
-def peak_of_steps(plan: Plan, args: tuple[torch.Tensor], wrap: bool, steps: int = 3, **how: Any) -> int:
-    """The most bytes that a copy of the planned model takes, wrapper and inputs included, from its making on."""
+def peak_of_steps(plan: Plan, args: tuple[torch.Tensor], wrap: bool, **how: Any) -> int:
+    """The most bytes that a copy of the planned model takes, wrapper and inputs included.
+
+    The wrapper makes its buckets anew once, after the first step; when the old ones go is up to the threads that reduce
+    them, so what is measured begins after that.
+    """
     with CpuMeter() as meter:
         first = meter.mark()
         model: Any = copy.deepcopy(plan.model)
         if wrap:
             model = DistributedDataParallel(model, **how)
-        begin = meter.mark()
-        for _ in range(steps):
+        begin = first
+        for step in range(4):
+            if step == 2:
+                dist.barrier()
+                begin = meter.mark()
             model.zero_grad()
             loss = loss_fn(model(*args))
             loss.backward()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -62,6 +64,39 @@ def moved(model: Model, x: torch.Tensor) -> torch.Tensor:
     return torch.exp(y) * y
 
 
+def turned(model: Model, x: torch.Tensor) -> torch.Tensor:
+    y = torch.cos(x[:WIDTH])
+    y.data = y.data.t()  # another look into the same storage, from the first step on
+    if model.late:
+        y.data = y.data.t()
+    return x + (torch.exp(y) * y).repeat(x.shape[0] // WIDTH, 1)
+
+
+def frozen(model: Model, x: torch.Tensor) -> torch.Tensor:
+    with torch.set_grad_enabled(not model.late):
+        y = F.dropout(F.layer_norm(torch.cos(x), (WIDTH,)), 0.3)
+    return torch.exp(y) * x
+
+
+STATE = {"late": False}
+
+
+def one_or_two(x: torch.Tensor) -> object:
+    if torch.overrides.has_torch_function_unary(x):
+        return torch.overrides.handle_torch_function(one_or_two, (x,), x)
+    y = F.dropout(x, 0.5, True)
+    return (y, y * 1) if STATE["late"] else y
+
+
+def another_structure(model: Model, x: torch.Tensor) -> torch.Tensor:
+    STATE["late"] = model.late
+    c = torch.cos(x)
+    found = one_or_two(c)
+    y = found[0] if isinstance(found, tuple) else found
+    scale = model.scale.exp().sin().cos().tanh()
+    return torch.exp(y) * torch.exp(F.dropout(c, 0.5, True)) * scale
+
+
 MIDDLES: dict[str, Middle] = {
     "another slope": lambda model, x: F.leaky_relu(x.cos(), 0.5 if model.late else 0.1),
     "minus zero": lambda model, x: torch.cos(x) / torch.full_like(x, 2.0).mul(-1.0 if model.late else 1.0),
@@ -77,6 +112,10 @@ MIDDLES: dict[str, Middle] = {
     "no gradients": without_gradients,
     "inference": of_inference,
     "data": moved,
+    "another look": turned,
+    "no gradients for what is saved": frozen,
+    "another structure": another_structure,
+    "other zero": lambda model, x: torch.div(1.0, torch.clamp(x.cos(), -0.0 if model.late else 0.0)).clamp(-9, 9) * x,
 }
 
 
@@ -93,10 +132,25 @@ def dropping(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return F.dropout(x.cos(), 0.5) * model.scale
 
 
-def test_calls_are_familiar_and_groups_have_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def attention(model: Model, x: torch.Tensor) -> torch.Tensor:
+    y = x.cos().view(1, 2, -1, WIDTH)
+    return F.scaled_dot_product_attention(y, y, y, dropout_p=0.0).reshape(x.shape).exp()
+
+
+USUAL: dict[str, Middle] = {
+    "dropout": dropping,
+    "no dropout": lambda model, x: F.dropout(x.cos(), 0.0, True).exp(),
+    "ellipsis": lambda model, x: torch.exp(torch.cos(x)[..., :8]).repeat(1, 2),
+    "property": lambda model, x: torch.exp(torch.cos(x).T).T,
+    "attention": attention,
+}
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_calls_are_familiar_and_groups_have_programs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the tests above would show nothing."""
     seed(0)
-    model = Model(dropping)
+    model = Model(USUAL[name])
     plan = dropping_all(model, rows(), loss_fn=default_loss)
     found: list[object] = []
     find = Programs.find
@@ -137,3 +191,49 @@ def test_an_error_in_a_familiar_call_leaves_its_group_as_it_was() -> None:
             return x.sum()
 
     assert_same_step(lambda: Falls(dropping), rows(), before=late, steps=LATE + 3, lr=0.01, tight=False)
+
+
+def test_weights_set_free_between_forward_and_backward() -> None:
+    def run(plan: bool) -> list[torch.Tensor]:
+        seed(0)
+        model = Model(lambda model, x: F.layer_norm(x.cos(), (WIDTH,), model.scale, model.other).exp())
+        weights = [model.scale, model.other]
+        for weight in weights:
+            weight.requires_grad_(False)
+        call = dropping_all(model, rows(), loss_fn=default_loss).model if plan else model
+        found = []
+        for step in range(LATE + 3):
+            model.zero_grad()
+            loss = call(*rows())
+            for weight in weights:
+                weight.requires_grad_(step >= LATE)
+            loss.backward()
+            for weight in weights:
+                weight.requires_grad_(False)
+            found += [p.grad.clone() for p in model.linears.parameters() if p.grad is not None]
+        return found
+
+    assert all(map(torch.equal, run(False), run(True)))
+
+
+def test_functions_made_anew_are_not_kept() -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def middle(model: Model, x: torch.Tensor) -> torch.Tensor:
+        large = torch.ones(WIDTH)
+        seen.append(weakref.ref(large))
+
+        def made(y: torch.Tensor) -> torch.Tensor:
+            if torch.overrides.has_torch_function_unary(y):
+                return torch.overrides.handle_torch_function(made, (y,), y)
+            return y.cos() * large
+
+        return torch.exp(made(x))
+
+    seed(0)
+    model = Model(middle)
+    plan = dropping_all(model, rows(), loss_fn=default_loss)
+    for _ in range(LATE):
+        one_step(plan.model, model, rows(), {})
+    gc.collect()
+    assert sum(ref() is not None for ref in seen) <= len(model.linears)

@@ -14,9 +14,11 @@ from torch import nn
 
 from ckpt_planner import CaptureError, VerificationError
 from ckpt_planner.profiling import faithful, record, unseen
-from ckpt_planner.replay import familiar, group, noting
+from ckpt_planner.replay import familiar, group, handles, noted, noting
+from ckpt_planner.replay.ambient import Autocast
 from ckpt_planner.replay.calls import call_name, tensors_in
-from ckpt_planner.replay.group import Autocast, Group, Source
+from ckpt_planner.replay.group import Group
+from ckpt_planner.replay.noted import Source
 from tests import test_hazards_autograd, test_hazards_inplace, test_hazards_random, test_hazards_state
 from tests.helpers import default_loss, differences, dropping_all, one_step, seed
 
@@ -113,7 +115,8 @@ def test_writes_left_out_of_the_replay(monkeypatch: Patch, middle) -> None:
 
 def test_versions_not_checked(monkeypatch: Patch) -> None:
     plan = plan_of(lambda: test_hazards_inplace.stack(lambda self, x, n: x.tanh())(), rows())
-    monkeypatch.setattr(group, "version_of", lambda tensor: 0)
+    for module in (group, handles, noted):
+        monkeypatch.setattr(module, "version_of", lambda tensor: 0)
     monkeypatch.setattr(group, "changed", lambda *found: None)
     loss = plan.model(*rows())
     with torch.no_grad():

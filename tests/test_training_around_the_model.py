@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ckpt_planner import Plan, optimize
-from ckpt_planner.replay.group import Group, Handle, Kept
+from ckpt_planner.replay.group import Group
+from ckpt_planner.replay.handles import Handle, Kept
 from tests.helpers import default_loss, differences, dropping_all, one_step, planned, seed
 
 WIDTH = 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +22,18 @@ def call_name(function: Callable[..., Any]) -> str:
     except TypeError:  # not hashable
         return _make_name(function)
     if name is None:
-        name = _NAMES[function] = _make_name(function)
+        name = _make_name(function)
+        if lasting(function):
+            _NAMES[function] = name
     return name
+
+
+def lasting(function: Callable[..., Any]) -> bool:
+    """Whether a function is one for good, and not made anew again and again with all that it closes over."""
+    if "<locals>" not in getattr(function, "__qualname__", "<locals>"):
+        return True
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    return module is not None and getattr(module, getattr(function, "__name__", ""), None) is function
 
 
 def _make_name(function: Callable[..., Any]) -> str:

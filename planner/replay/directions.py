@@ -95,7 +95,8 @@ def in_place(name: str) -> bool:
     return (
         (base.endswith("_") and not base.endswith("__"))
         or (base.startswith("__i") and base not in ("__invert__", "__index__", "__int__"))
-        or base in ("__setitem__", "batch_norm", "instance_norm")  # the last two: running statistics
+        or base in ("__setitem__", "__set__")  # the last: a property, such as `x.data = y`
+        or base in ("batch_norm", "instance_norm")  # running statistics
     )
 
 

@@ -8,14 +8,16 @@ places, tensors of the same kind from outside in the others. Whatever is differe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .ambient import any_autocast, generator_states, no_autocast
-from .calls import is_plain, storage_key
-from .group import COPIED, Call, Ref, Source, held
+from .ambient import any_autocast, choices, default_dtype, generator_states, modes_below, no_autocast
+from .calls import is_plain, lasting, storage_key
+from .noted import COPIED, Call, Ref, Source, held
 from .protect import writes_in_place
 
 if TYPE_CHECKING:
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from .noting import Noting
 
 MOST_FAMILIAR = 4  # calls remembered for an operation
-_ATOMS = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_ATOMS = frozenset(
+    {int, float, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
 
 
 class Familiar:
@@ -37,6 +41,8 @@ class Familiar:
         sources: how many tensors it takes from outside its group.
         single: it returns a tensor, not several.
         random: it draws from a generator, as planned.
+        choices: settings under which it was made.
+        chooses: it depends on which kernels of attention may be used.
         wants_grad, captured: its replay records gradients, and catches what it saves at these positions.
         note: puts the call into the group if it is this one again. Takes the group, what was made, what was
             overwritten, and the arguments.
@@ -49,14 +55,17 @@ class Familiar:
     """
 
     __slots__ = (
-        "captured", "function", "index", "keys", "note", "parts", "random", "single", "sources", "wants_grad",
+        "captured", "choices", "chooses", "function", "index", "keys", "note", "parts", "random", "single", "sources",
+        "wants_grad",
     )  # fmt: skip
 
     def __init__(self, direction: Direction, call: Call, parts: list[Any], index: int, result: Any) -> None:
         self.function, self.parts, self.index = call.function, parts, index
         self.keys = tuple(call.kwargs)
         self.sources = sum(type(part) is Taken for part in parts)
-        self.wants_grad, self.captured, self.random = call.wants_grad, call.captured, direction.random
+        self.wants_grad, self.random = call.wants_grad, direction.random
+        self.captured = call.captured if call.wants_grad else ()  # without gradients nothing is saved
+        self.choices, self.chooses = call.choices, _chooses(call.function, direction.name)
         self.single = type(result) is torch.Tensor
         self.note: Callable[..., bool] = _noting(self, direction.group, call.grad)
 
@@ -67,6 +76,7 @@ class Familiar:
         call = Call(self.function, tuple(given[:count]), dict(zip(self.keys, given[count:], strict=True)))
         call.grad = call.graded = self.wants_grad
         call.captured, call.autocast, call.states = self.captured, no_autocast(), states
+        call.choices = self.choices
         return call
 
 
@@ -88,7 +98,7 @@ class Taken:
 def learn(noting: Noting, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """Remember a call that was noted in full, and did what was planned, if it is one that can be familiar."""
     direction, call = noting.direction, noting.call
-    if len(direction.familiar) >= MOST_FAMILIAR or not _repeats(direction, call, kwargs):
+    if len(direction.familiar) >= MOST_FAMILIAR or not lasting(call.function) or not _repeats(direction, call, kwargs):
         return
     parts: list[Any] = []
     seen: set[int] = set()
@@ -111,7 +121,8 @@ def learn(noting: Noting, args: tuple[Any, ...], kwargs: dict[str, Any], result:
 
 def _repeats(direction: Direction, call: Call, kwargs: dict[str, Any]) -> bool:
     return not (
-        direction.snapshot
+        modes_below()  # it was noted with what they add
+        or direction.snapshot
         or direction.writes
         or (call.states is not None and not direction.random)
         or call.autocast is not no_autocast()
@@ -124,8 +135,6 @@ def _fixed(value: Any) -> bool:
     kind = type(value)
     if kind in _ATOMS:
         return True
-    if kind is float:
-        return bool(value)  # the two zeros are equal
     if kind is slice:
         return all(map(_fixed, (value.start, value.stop, value.step)))
     return (kind is tuple or kind is list or kind is torch.Size) and all(map(_fixed, value))
@@ -140,7 +149,14 @@ def same(value: Any, want: Any) -> bool:
         return len(value) == len(want) and all(map(same, value, want))
     if kind is slice:
         return all(map(same, (value.start, value.stop, value.step), (want.start, want.stop, want.step)))
+    if kind is float and not value:
+        return not want and math.copysign(1.0, value) == math.copysign(1.0, want)  # the two zeros are equal
     return bool(value == want)
+
+
+def _chooses(function: Callable[..., Any], name: str) -> bool:
+    """Whether a call may end in a kernel of attention: by its name, or because it is Python that calls others."""
+    return isinstance(function, FunctionType) or "attention" in name or "transformer" in name
 
 
 def _noting(familiar: Familiar, number: int, grad: bool) -> Callable[..., bool]:
@@ -152,9 +168,13 @@ def _noting(familiar: Familiar, number: int, grad: bool) -> Callable[..., bool]:
     scope: dict[str, Any] = {
         "me": familiar, "keys": familiar.keys, "same": same, "grad": grad, "is_grad_enabled": torch.is_grad_enabled,
         "any_autocast": any_autocast, "strided": torch.strided, "storage_key": storage_key, "held": held,
-        "states": generator_states,
+        "states": generator_states, "modes_below": modes_below, "choices": choices, "chosen": familiar.choices,
+        "default_dtype": default_dtype,
     }  # fmt: skip
-    unless = [f"len(group.calls) != {familiar.index}", "is_grad_enabled() is not grad", "any_autocast()"]
+    unless = [
+        f"len(group.calls) != {familiar.index}", "is_grad_enabled() is not grad", "any_autocast()", "modes_below()",
+        "choices() != chosen" if familiar.chooses else "default_dtype() is not chosen[0]",
+    ]  # fmt: skip
     lines = [f"if {' or '.join(unless)}: return False"]
     if familiar.keys:
         lines += ["if tuple(kwargs) != keys: return False", "args = (*args, *kwargs.values())"]
@@ -187,11 +207,11 @@ def _noting(familiar: Familiar, number: int, grad: bool) -> Callable[..., bool]:
         lines.append(f"if overwritten and ({overwritten}): return False")
     if len(taken) > 1:  # one tensor given twice is noted once
         lines.append(f"if len({{{', '.join(f'id({name})' for name, _ in taken)}}}) != {len(taken)}: return False")
+    if familiar.random:  # first, since it may raise
+        lines.append(f"group.states[{familiar.index}] = states()")
     if taken:
         pairs = ", ".join(f"{name} if {name}.is_leaf else held({name}), {name}._version" for name, _ in taken)
         lines.append(f"group.taken += ({pairs})")
-    if familiar.random:
-        lines.append(f"group.states[{familiar.index}] = states()")
     lines += [f"group.last_use[{(part.call, part.output)}] = {familiar.index}" for _, part in refs]
     lines += ["group.calls.append(me)", "return True"]
     return compiled("note", "group, made, overwritten, args, kwargs", lines, scope)

@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 from .calls import StorageNames, call_name, is_operation, plain_layout, storage_key, tensors_in, version_of
 from .directions import HIDDEN, MEETING, Direction, Directions
 from .familiar import Familiar, learn
-from .group import Group, Handle, Kept
+from .group import Group
+from .handles import Handle, Kept
 from .noting import Accounts, Made, MadeAgain, Noting, Watch
 from .program import Programs
 from .protect import writes_in_place, written_by
@@ -81,7 +82,7 @@ class Follower(TorchFunctionMode):
         if direction is not None and direction.familiar:
             group = self._group(direction.group)
             for familiar in direction.familiar:
-                if familiar.function is func:
+                if familiar.function == func:  # a property's is another object each time
                     taken = len(group.taken)
                     try:
                         again = familiar.note(group, self._made, self._overwritten, args, kwargs)
@@ -115,10 +116,12 @@ class Follower(TorchFunctionMode):
         except BaseException:
             self._withdraw(group, familiar.index, taken)
             raise
-        if (type(result) is torch.Tensor) is not familiar.single:
+        if not is_operation(result):
             self._withdraw(group, familiar.index, taken)
             self._lose(direction.name, "a call of that name that does something else")
             return result
+        if (type(result) is torch.Tensor) is not familiar.single:
+            group.strange = True  # made again with nothing taken for granted
         self._bind(direction, familiar.index, result)
         if self._unsettled:
             self._settle()
@@ -207,6 +210,7 @@ class Follower(TorchFunctionMode):
             written = written_by(name, args, kwargs)
             self._protect(written)
             for tensor in written:
+                self._made.pop(id(tensor), None)  # a property may have given it another look into its storage
                 if (key := self._names.hold(tensor)) is not None:
                     self._overwritten.add(key)
 

@@ -12,125 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .ambient import Autocast, any_autocast, autocast_state, generator_states, set_generator_states
+from .ambient import (
+    Autocast,
+    any_autocast,
+    choices,
+    choose,
+    generator_states,
+    set_generator_states,
+)
 from .calls import call_name, storage_key, tensors_in, version_of
+from .handles import Handle
+from .noted import COPIED, GONE, Call, Ref, Source
 
 if TYPE_CHECKING:
     from .familiar import Familiar
     from .program import Programs
 
 _set_grad_enabled = torch._C._set_grad_enabled
-COPIED = -2  # in place of a version
 _LOCK = threading.RLock()  # autograd may run one thread a device; replays are rare and long, one lock will do
-
-
-class Source:
-    """A tensor argument that is kept: from outside the group, or a parameter."""
-
-    __slots__ = ("copied", "needs_grad", "tensor", "version")
-
-    def __init__(self, tensor: torch.Tensor, copied: bool) -> None:
-        self.needs_grad = tensor.requires_grad
-        self.copied = copied
-        if copied:
-            self.tensor = tensor.detach().clone()
-        else:
-            self.tensor = held(tensor)
-        self.version = version_of(self.tensor)
-
-    def copy(self) -> None:
-        """Keep a copy, because the tensor is about to be written into; if it was already, the replay has to say so."""
-        if version_of(self.tensor) == self.version:
-            self.tensor, self.copied = self.tensor.detach().clone(), True
-
-
-def held(tensor: torch.Tensor) -> torch.Tensor:
-    """What a group may hold of a tensor: detached, or it would hold the graph that holds the group."""
-    return tensor if tensor.is_leaf else tensor.detach()
-
-
-class Ref:
-    """A tensor argument that the group makes again: result number `output` of the group's call number `call`."""
-
-    __slots__ = ("call", "needs_grad", "output")
-
-    def __init__(self, call: int, output: int, needs_grad: bool) -> None:
-        self.call, self.output, self.needs_grad = call, output, needs_grad
-
-
-class Call:
-    """One torch call as it was made, with `Source` and `Ref` in place of tensors."""
-
-    __slots__ = (
-        "args", "autocast", "captured", "function", "grad", "graded", "kwargs", "states", "writes",
-    )  # fmt: skip
-
-    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        self.function, self.args, self.kwargs = function, args, kwargs
-        self.captured: tuple[int, ...] = ()
-        self.graded = self.writes = False
-        self.grad = torch.is_grad_enabled()
-        self.autocast = autocast_state()
-        self.states: tuple[torch.Tensor, ...] | None = None
-
-    @property
-    def wants_grad(self) -> bool:
-        """Whether its replay has to record gradients."""
-        return (self.graded or bool(self.captured)) and self.grad
-
-
-class Handle:
-    """What autograd holds in place of a dropped tensor: where it will come from, and how it looks into its storage.
-
-    Args:
-        group, key: where it will come from.
-        tensor: the saved tensor; None if it is the very result that the key names, and not another look at it.
-    """
-
-    __slots__ = ("geometry", "group", "kept", "key")
-
-    def __init__(self, group: Group, key: tuple[int, int, int], tensor: torch.Tensor | None) -> None:
-        self.group, self.key = group, key
-        self.geometry = (
-            None if tensor is None else (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
-        )
-        self.kept: Kept | None = None  # set where the tensor had to stay after all
-
-    def look(self, base: torch.Tensor) -> torch.Tensor:
-        """The saved tensor as a look into the storage of `base`."""
-        if self.geometry is None:
-            return base
-        dtype, size, stride, offset = self.geometry
-        if base.dtype == dtype:
-            if base.stride() == stride and base.size() == size and base.storage_offset() == offset:
-                return base
-            return torch.as_strided(base, size, stride, offset)
-        view = torch.empty(0, dtype=dtype, device=base.device)
-        return view.set_(base.untyped_storage(), offset, size, stride)  # type: ignore[call-overload]
-
-
-class Kept:
-    """A saved tensor that stays, where a hook stands between autograd and it.
-
-    Autograd does not check versions of what a hook gives back, so it is done here. An output must not be held as the
-    variable that it is: its node holds the hook's result, which would hold the variable, which holds its node.
-    """
-
-    __slots__ = ("tensor", "version")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor if tensor.is_leaf else tensor.detach()
-        self.version = version_of(tensor)
-
-    def value(self) -> torch.Tensor:
-        """The tensor, if nobody wrote into it since it was saved."""
-        if version_of(self.tensor) != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                f"saved tensor of shape {tuple(self.tensor.shape)} is at version {version_of(self.tensor)}; expected "
-                f"version {self.version} instead."
-            )
-        return self.tensor
 
 
 class Group:
@@ -178,9 +77,16 @@ class Group:
                 taken[place], taken[place + 1] = taken[place].detach().clone(), COPIED
                 self._copies = True
 
-    def withdraw(self, calls: int, taken: int) -> None:
-        """Take out what familiar calls have left after the first `calls` calls and the first `taken` entries."""
-        del self.calls[calls:], self.taken[taken:]
+    def withdraw(self, index: int, taken: int | None = None) -> None:
+        """Take a call out again, and what it has left after the first `taken` entries.
+
+        Its number is not given to another: autograd may hold handles that name it.
+        """
+        if index < len(self.calls):
+            self.calls[index], self.strange = GONE, True
+        if taken is None:
+            return
+        del self.taken[taken:]
         if self._indexed > taken:
             self._places.clear()
             self._indexed = 0
@@ -197,7 +103,12 @@ class Group:
             if entry is None:
                 self.expected.setdefault(handle.key, 1)
                 self.replay()
-                entry = self.ready[handle.key]
+                entry = self.ready.get(handle.key)
+            if entry is None:
+                raise RuntimeError(
+                    "a value that backward needs was not made by computing again the calls that it came from: one of "
+                    "them raised in forward, or does not do the same when it is made again"
+                )
             base: torch.Tensor = entry[0]
             entry[1] -= 1
             if entry[1] <= 0:
@@ -210,7 +121,7 @@ class Group:
             self.observer(self, True)
         draws = self.states or (self.strange and any(isinstance(c, Call) and c.states for c in self.calls))
         states = generator_states() if draws else None
-        grad_mode = torch.is_grad_enabled()
+        grad_mode, chosen = torch.is_grad_enabled(), choices()
         program = None
         if self._programs is not None and not (self.strange or self._copies or any_autocast()):
             program = self._programs.find(self)
@@ -222,6 +133,8 @@ class Group:
                 self._run_all()
         finally:
             _set_grad_enabled(grad_mode)
+            if choices() != chosen:
+                choose(chosen)
             if states is not None:
                 set_generator_states(states)
                 states = None  # let go before the observer looks
@@ -235,7 +148,11 @@ class Group:
             expiring.setdefault(last, []).append(ref)
         taken = iter(self.taken)
         for index, noted in enumerate(self.calls):
+            if noted is GONE:
+                continue
             call = noted if isinstance(noted, Call) else noted.written_out(taken, self.states.get(index))
+            if choices() != call.choices:
+                choose(call.choices)
             if call.states is not None:
                 set_generator_states(call.states)
             self._run(index, call, values)
@@ -309,8 +226,8 @@ class Group:
             return _variable(tensor.clone(), call.writes) if grad and value.needs_grad else tensor.clone()
         if version_of(tensor) != value.version:
             changed(tensor, value.version, call.function)
-        if grad and value.needs_grad and not tensor.requires_grad:
-            return tensor.detach().requires_grad_()
+        if grad and value.needs_grad is not tensor.requires_grad:  # it may have been frozen or set free since
+            return tensor.detach().requires_grad_(value.needs_grad)
         return tensor
 
 

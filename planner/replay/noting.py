@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from .ambient import generator_states
+from .ambient import as_modes_have_it, generator_states, modes_below
 from .calls import StorageNames, is_plain, storage_key, tensors_in, version_of
 from .directions import Direction
-from .group import Call, Group, Ref, Source
+from .group import Group
+from .noted import Call, Ref, Source
 
 MOST_KNOWN = 32  # kinds of arguments remembered for an operation
 _MOST_WATCHED = 1 << 16  # bytes: statistics and counters, which some kernels write without counting it
@@ -59,6 +60,11 @@ class Noting:
     def note(self, func: Callable[..., Any], args: Any, kwargs: Any, trusting: bool) -> None:
         """Put the call into the group, if it is sound. `trusting`: the first call seen is the one that was profiled."""
         direction = self.direction
+        if modes_below():
+            given = as_modes_have_it(func, kwargs)
+            self.sound, kwargs = given is not None, given or kwargs
+            if not self.sound:
+                return
         call = self.call = Call(func, self._flat(args), self._template(kwargs) if kwargs else {})
         call.captured, call.graded, call.writes = direction.captured, direction.graded, bool(direction.writes)
         for p in direction.writes:
@@ -158,7 +164,7 @@ class Noting:
 
     def withdraw(self) -> None:
         """Take the call out of its group again, and let go of its tensors."""
-        del self.group.calls[self.index :]
+        self.group.withdraw(self.index)
         for found in self._seen.values():
             if type(found) is Source and not found.copied and (key := storage_key(found.tensor)) is not None:
                 noted = self.group.sources.get(key, [])

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from .ambient import Choices, choices, default_dtype
 from .calls import tensors_in
 from .familiar import Familiar, Taken, compiled
-from .group import Call, Group, Ref, changed
+from .group import Group, changed
+from .noted import Call, Ref
 
 MOST_MADE = 8  # programs made for one group; a model that needs more goes another way each time
 
@@ -20,13 +22,15 @@ Program = Callable[[list[Any], dict[int, tuple[torch.Tensor, ...]], dict[Any, li
 class Programs:
     """The program for one group of a plan, made when the group is replayed in the same way for the second time."""
 
-    __slots__ = ("_calls", "_expected", "_made", "_program")
+    __slots__ = ("_calls", "_chosen", "_dtypes", "_expected", "_made", "_program")
 
     def __init__(self) -> None:
         self._calls: list[Call | Familiar] = []
         self._expected: dict[tuple[int, int, int], int] = {}
         self._program: Program | None = None
         self._made = 0
+        self._dtypes: set[torch.dtype] = set()  # the default types under which its calls were made
+        self._chosen: set[Choices] = set()  # and the settings, of calls that depend on those
 
     def __reduce__(self) -> tuple[Any, ...]:  # what is compiled stays in its process
         return Programs, ()
@@ -37,7 +41,13 @@ class Programs:
             self._calls, self._expected, self._program = group.calls.copy(), group.expected.copy(), None
         elif self._program is None and self._made < MOST_MADE:
             self._made += 1
-            self._program = _program([call for call in self._calls if isinstance(call, Familiar)], self._expected)
+            calls = [call for call in self._calls if isinstance(call, Familiar)]
+            self._program = _program(calls, self._expected)
+            self._dtypes = {call.choices[0] for call in calls}
+            self._chosen = {call.choices for call in calls if call.chooses}
+        # It sets nothing, so it does where the settings are those of forward.
+        if self._dtypes - {default_dtype()} or (self._chosen and self._chosen != {choices()}):
+            return None
         return self._program
 
 
@@ -75,8 +85,9 @@ def _arguments(call: Familiar, taken: int, scope: dict[str, Any]) -> list[str]:
         if type(part) is Taken:
             lines.append(f"a{at} = taken[{taken}]")
             lines.append(f"if a{at}._version != taken[{taken + 1}]: changed(a{at}, taken[{taken + 1}], f{call.index})")
-            if call.wants_grad and part.needs_grad:
-                lines.append(f"if not a{at}.requires_grad: a{at} = a{at}.detach().requires_grad_()")
+            if call.wants_grad:
+                test, free = ("not ", "True") if part.needs_grad else ("", "False")
+                lines.append(f"if {test}a{at}.requires_grad: a{at} = a{at}.detach().requires_grad_({free})")
             taken += 2
         elif type(part) is Ref:
             if call.wants_grad and part.needs_grad:
