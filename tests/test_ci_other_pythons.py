@@ -22,7 +22,7 @@ from ckpt_planner.lockio import render_profile
 from ckpt_planner.profile import Profile
 
 ROOT = Path(__file__).parent.parent
-RELEASES = ("3.10", "3.11", "3.12", "3.13", "3.14")
+RELEASES = ("3.10", "3.13", "3.14")
 THIS = f"{sys.version_info[0]}.{sys.version_info[1]}"
 NEEDED = ("numpy", "networkx", "msgspec")  # and the solver, whose release has to be this one's
 INSTALL_SECONDS = 45
