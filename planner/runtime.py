@@ -16,6 +16,7 @@ from .deciding import Deciding, Planned
 from .errors import CaptureError, CkptPlannerError, GuardError, InfeasibleBudgetError, UnsupportedModelError
 from .mechanism import Mechanism, Slice
 from .profile import Profile
+from .profiling.garbage import cheap_collections
 from .profiling.signature import input_signature
 from .profiling.warned import warnings_name_the_user
 from .profiling.watch import Watch
@@ -75,6 +76,7 @@ class Runtime(Deciding):
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
+    @cheap_collections()
     def plan(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
         """Measure, decide, check by a real step, and remember; on several ranks, as the first of them decides.
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from .decision import Decision
 from .errors import VerificationError
+from .profiling.garbage import cheap_collections
 from .profiling.rehearse import Way, outcome, rehearse
 
 ROUNDS = 3  # timed steps of each way in `measured`
@@ -37,6 +38,7 @@ class Measurement(msgspec.Struct, frozen=True):
     baseline_step_seconds: float | None = None
 
 
+@cheap_collections()
 def measured(call: Call, loss_fn: Loss | None, optimizer: Any, way: Way, predicted: Decision) -> Measurement:
     """Steps by `way` and plain ones where they fit; see `Plan.measure`."""
     buckets = predicted.profile.bucket_bytes
