@@ -57,7 +57,11 @@ class Meter(ABC):
 
 
 class CpuMeter(Meter):
-    """Reads the memory events of torch's profiler; what was there before and is released within does not count."""
+    """Reads the memory events of torch's profiler; what was there before and is released within does not count.
+
+    Torch reports what its own threads do. What another thread releases, as gloo's do with a bucket of gradients, is only
+    seen to be gone once its address is used again; until then it counts as live.
+    """
 
     def __init__(self) -> None:
         self._times: list[tuple[int, int]] = []
@@ -100,8 +104,8 @@ class CpuMeter(Meter):
                 peaks.append(peak)
                 peak = live
             elif value > 0:
+                live += value - sizes.get(address, 0)
                 sizes[address] = value
-                live += value
                 peak = max(peak, live)
             else:
                 live -= sizes.pop(address, 0)
