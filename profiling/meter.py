@@ -59,7 +59,7 @@ class Meter(ABC):
 class CpuMeter(Meter):
     """Reads the memory events of torch's profiler; what was there before and is released within does not count.
 
-    Torch reports what its own threads do. What another thread releases, as gloo's do with a bucket of gradients, is only
+    Torch reports what its own threads do. What another thread releases, as gloo does with buckets of gradients, is only
     seen to be gone once its address is used again; until then it counts as live.
     """
 
