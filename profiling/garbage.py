@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_depth = 0  # how many are inside
+
 
 @contextmanager
 def cheap_collections() -> Iterator[None]:
@@ -15,12 +17,17 @@ def cheap_collections() -> Iterator[None]:
     of a second or more, which for a small model is most of planning. Where objects are frozen already, by a caller or
     by the user, nothing is changed.
     """
-    if gc.get_freeze_count():
+    global _depth
+    if _depth == 0 and gc.get_freeze_count():  # the count walks through all that is frozen
         yield
         return
-    gc.collect()
-    gc.freeze()
+    if _depth == 0:
+        gc.collect()
+        gc.freeze()
+    _depth += 1
     try:
         yield
     finally:
-        gc.unfreeze()
+        _depth -= 1
+        if _depth == 0:
+            gc.unfreeze()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from ckpt_planner import optimize
+from ckpt_planner.profiling.garbage import cheap_collections
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +24,14 @@ def same_import_path() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def imports_are_not_searched_for_garbage() -> None:
+def imports_are_not_searched_for_garbage() -> Iterator[None]:
     """Every measurement collects garbage first; without this it would search everything that was ever imported.
 
     The first plan imports much of torch.
     """
     optimize(torch.nn.Linear(2, 2), 1 << 30, (torch.ones(1, 2),))
-    gc.collect()
-    gc.freeze()
+    with cheap_collections():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from ckpt_planner.profiling import garbage
 from ckpt_planner.profiling.garbage import cheap_collections
 
 
 @pytest.fixture(autouse=True)
-def nothing_frozen() -> Iterator[None]:
+def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The tests' own objects are frozen for speed; here they must not be."""
+    monkeypatch.setattr(garbage, "_depth", 0)
     frozen = gc.get_freeze_count()
     gc.unfreeze()
     yield

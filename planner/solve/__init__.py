@@ -121,16 +121,18 @@ def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.
 def _searched(problem: Problem, search: Search) -> float:
     """Runs the search from what the relaxation says; returns the bound that this proves."""
     found = relaxed(problem)
+    bound = found.seconds if found is not None else 0.0
+    search.no_less_than(bound)
     if found is not None:
         search.start_from(found.dropped)
     search.run()
-    bound = found.seconds if found is not None else 0.0
     if search.least_seconds() * (1 - OPEN) > bound:
         search.deepen()
     for limits in (WHOLE, (LONG,)):
         nodes = _worth_whole(problem, search.least_seconds(), bound, limits)
         if nodes and not search.expired() and (whole := relaxed(problem, nodes)) is not None:
             bound = max(bound, whole.seconds)
+            search.no_less_than(bound)
             search.start_from(whole.dropped)
             search.improve()
     return bound

@@ -56,6 +56,15 @@ class Search:
         self.best_of: dict[Cuts, Found] = {}
         self.starts: list[frozenset[int]] = []
 
+    def no_less_than(self, seconds: float) -> None:
+        """No decision costs less than this: once met, nothing is left to look for."""
+        self.local.floor = max(self.local.floor, seconds)
+
+    @property
+    def over(self) -> bool:
+        """Whether the search has to end, or has nothing left to find."""
+        return self.expired() or self.least_seconds() <= self.local.floor * (1 + 1e-9)
+
     def add(self, judged: Judged) -> None:
         """A decision of another strategy, as a candidate."""
         self.state.move_to(judged.dropped)
@@ -86,7 +95,7 @@ class Search:
 
     def try_cuts(self, cuts: Cuts) -> None:
         """Plans one segmentation, the second time below the budget where the first plan exceeds it by a little."""
-        if cuts in self.best_of or self.expired():
+        if cuts in self.best_of or self.over:
             return
         budget, target = self.problem.budget_bytes, float(self.problem.budget_bytes)
         model = SegmentedModel(self.problem, cuts)
@@ -131,7 +140,7 @@ class Search:
             for cuts in self._neighbours(best):
                 if cuts in self.best_of:
                     continue
-                if left <= 0 or self.expired():
+                if left <= 0 or self.over:
                     return
                 left -= 1
                 self.try_cuts(cuts)
@@ -155,7 +164,7 @@ class Search:
         best = [frozenset(found.dropped) for found in sorted(self.pool)[:STARTS]]
         starts, self.starts = list(dict.fromkeys([*self.starts, *best])), []
         for start in starts:
-            if self.expired():
+            if self.over:
                 return
             self.local.left = share = min(left, total // (len(starts) + 1))
             self.state.move_to(start)
@@ -163,7 +172,7 @@ class Search:
             self.pool.add(self.here())
             left -= share - self.local.left
         nearest = min(self.pool)
-        if not nearest.excess:
+        if not nearest.excess and not self.over:
             self.local.left = left
             self.state.move_to(nearest.dropped)
             self.local.shake(self.state, Random(0))

@@ -22,6 +22,7 @@ EXCHANGED, EACH = 60, 20  # a round of exchanges looks at so many of the dearest
 LONGEST = 30  # changes that one exchange may take to fit again
 CHAIN = 12  # values without slots that are dropped together with what is made of them
 SHAKEN = 4  # so many storages, at most, are kept by lot at a time
+AGAIN = 2_000  # what a draw that was met before counts as; a small problem has no more to offer after some of them
 TINY = 1e-12
 
 Move = tuple[tuple[int, ...], tuple[int, ...]]  # what is dropped, what is kept
@@ -34,9 +35,14 @@ class LocalSearch:
         problem: the profile and the budget.
         work: operations that may be looked at, all changes together.
         expired: whether time has run out.
+
+    Attributes:
+        left: operations that may still be looked at.
+        floor: seconds below which no decision is; once met, nothing is left to improve.
     """
 
     def __init__(self, problem: Problem, work: int, expired: Callable[[], bool]) -> None:
+        self.floor = 0.0
         self.candidates = problem.candidates
         self.budget, self.t, self.left, self.expired = problem.budget_bytes, tables_of(problem), work, expired
         t = self.t
@@ -66,11 +72,16 @@ class LocalSearch:
     def shake(self, state: State, numbers: Random) -> None:
         """Keeps a few things taken by lot, repairs and improves, again and again from the best, while there is work."""
         best = state.seconds, frozenset(state.dropped)
+        drawn: set[frozenset[int]] = set()  # since the best was met; what follows is the same each time
         while not self.over:
             dear = self._dear(state)
-            if not dear:
+            if not dear or best[0] <= self.floor * (1 + 1e-9):
                 return
-            keep = {dear[int(numbers.random() * len(dear))] for _ in range(1 + int(numbers.random() * SHAKEN))}
+            keep = frozenset(dear[int(numbers.random() * len(dear))] for _ in range(1 + int(numbers.random() * SHAKEN)))
+            if keep in drawn:
+                self.left -= AGAIN
+                continue
+            drawn.add(keep)
             self._change(state, (), tuple(sorted(keep)))
             if self.repair(state, [], 1 << 30, best[0] * 1.2):
                 self.fill(state)
@@ -78,6 +89,7 @@ class LocalSearch:
                     self.exchange(state)
             if state.seconds < best[0] * (1 - 1e-9) and not state.excess(self.budget):
                 best = state.seconds, frozenset(state.dropped)
+                drawn.clear()
             else:
                 state.move_to(best[1])
 
