@@ -7,6 +7,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
+from ckpt_planner.profiling.garbage import cheap_collections
+
 
 def interleaved(
     ways: Mapping[str, Callable[[], object]],
@@ -15,13 +17,14 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each way in each round by `clock`; one round to warm up is left out."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(repeats + 1):
-        for name, way in ways.items():
-            gc.collect()
-            begin = clock()
-            way()
-            if turn:
-                seconds[name].append(clock() - begin)
+    with cheap_collections():
+        for turn in range(repeats + 1):
+            for name, way in ways.items():
+                gc.collect()
+                begin = clock()
+                way()
+                if turn:
+                    seconds[name].append(clock() - begin)
     return seconds
 
 

@@ -83,7 +83,7 @@ class Measurer(Follower):
         self.saving = saved_tensors_hooks(self._pack_outside, self._unpack_outside)
 
     def __enter__(self) -> Measurer:
-        self._hooks_below = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        self.hooks_below = torch._C._autograd._top_saved_tensors_default_hooks(True)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -94,12 +94,13 @@ class Measurer(Follower):
 
     # -- forward ----------------------------------------------------------------------------------------------------
 
-    def _group(self, number: int) -> Group:
-        group = self._groups[number]
+    def group(self, number: int) -> Group:
+        """A group that lets nothing go by itself."""
+        group = self.groups[number]
         if group is None:
             holding = _Holding(self._bracket)
             self._holding.append(holding)
-            group = self._groups[number] = holding
+            group = self.groups[number] = holding
         return group
 
     def _keep(self, packed: Any) -> _Numbered:
@@ -113,21 +114,23 @@ class Measurer(Follower):
             self._held.append(packed)
         return kept
 
-    def _pack(self, tensor: torch.Tensor) -> Any:
-        return self._keep(super()._pack(tensor))
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """What autograd is to hold, with its number."""
+        return self._keep(super().pack(tensor))
 
     def _pack_outside(self, tensor: torch.Tensor) -> _Numbered:
         with torch._C.DisableTorchFunction():  # or what is done here would pass by as the model's
             return self._keep(Kept(tensor))
 
-    def _unpack(self, packed: Any) -> torch.Tensor:  # type: ignore[override]
+    def unpack(self, packed: Any) -> torch.Tensor:  # type: ignore[override]
+        """The tensor that autograd saved, noting when it is read."""
         return self._unpack_outside(packed)
 
     def _unpack_outside(self, numbered: _Numbered) -> torch.Tensor:
         step = len(self._nodes) - 1
         self.read_at[numbered.number] = max(step, self.read_at.get(numbered.number, -1))
         packed = numbered.packed
-        tensor = Follower._unpack(packed)
+        tensor = Follower.unpack(packed)
         if isinstance(packed, Handle) and packed.kept is None:
             packed.group.read += 1  # type: ignore[attr-defined]
             packed.group.last_read = step  # type: ignore[attr-defined]

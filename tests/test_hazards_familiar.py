@@ -32,6 +32,7 @@ class Model(nn.Module):
         super().__init__()
         self.linears, self.middle = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(4)]), middle
         self.scale, self.other = nn.Parameter(torch.rand(WIDTH)), nn.Parameter(torch.rand(WIDTH))
+        self.norm = nn.BatchNorm1d(WIDTH)
         self.late = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,6 +89,76 @@ def one_or_two(x: torch.Tensor) -> object:
     return (y, y * 1) if STATE["late"] else y
 
 
+def normed(change: Callable[[nn.BatchNorm1d, bool], object]) -> Middle:
+    def middle(model: Model, x: torch.Tensor) -> torch.Tensor:
+        change(model.norm, model.late)
+        return model.norm(x.cos()).exp()
+
+    return middle
+
+
+def joined(model: Model, x: torch.Tensor) -> torch.Tensor:
+    parts = [x.cos(), x.exp()] if not model.late else [x.exp(), x.cos()]
+    return torch.cat(parts, 1)[:, 8:-8].tanh()
+
+
+def more_joined(model: Model, x: torch.Tensor) -> torch.Tensor:
+    c = x.cos()
+    parts = [c, c.sin(), c.exp()] if not model.late else [c, c.exp()]
+    return torch.stack(parts).sum(0).tanh()
+
+
+def tuple_joined(model: Model, x: torch.Tensor) -> torch.Tensor:
+    return torch.stack((tuple if model.late else list)([x.cos(), model.scale.expand_as(x)])).sum(0).tanh()
+
+
+def written(model: Model, x: torch.Tensor) -> torch.Tensor:
+    y = F.relu(x.cos(), inplace=True) if not model.late else F.relu(x.cos())
+    return torch.exp(y) * y
+
+
+def written_by_position(model: Model, x: torch.Tensor) -> torch.Tensor:
+    y = F.leaky_relu(x.cos(), 0.1, not model.late)
+    return torch.exp(y) * y
+
+
+def written_outside(model: Model, x: torch.Tensor) -> torch.Tensor:
+    y = x.cos() + 1
+    z = (y * 2).neg_()
+    if model.late:
+        with torch.no_grad():
+            z.mul_(0.5)
+    return torch.exp(z) * z
+
+
+def written_source(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """What a group takes from outside is written into by the call after it."""
+    mask = (x.detach() > 0).float()
+    y = torch.exp(x.cos() + mask)
+    mask.mul_(0.5)
+    return torch.tanh(y + mask)
+
+
+def momentum(norm: nn.BatchNorm1d, late: bool) -> None:
+    norm.momentum = 0.3 if late else 0.1
+
+
+def other_statistics(norm: nn.BatchNorm1d, late: bool) -> None:
+    if late:
+        norm.running_mean, norm.running_var = norm.running_mean + 1, norm.running_var * 2
+
+
+def lower(model: Model, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.float16 if model.late else torch.bfloat16):
+        y = F.linear(x.cos(), model.linears[0].weight)
+        return torch.exp(F.linear(y.sin(), model.linears[1].weight)).float().clamp(max=4)
+
+
+def autocast_ends(model: Model, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=not model.late):
+        return F.linear(x.cos(), model.linears[0].weight).float().exp().clamp(max=4)
+
+
 def another_structure(model: Model, x: torch.Tensor) -> torch.Tensor:
     STATE["late"] = model.late
     c = torch.cos(x)
@@ -115,6 +186,17 @@ MIDDLES: dict[str, Middle] = {
     "another look": turned,
     "no gradients for what is saved": frozen,
     "another structure": another_structure,
+    "joined in another order": joined,
+    "others joined": more_joined,
+    "a tuple of them": tuple_joined,
+    "no longer in place": written,
+    "no longer in place by position": written_by_position,
+    "written from outside": written_outside,
+    "another momentum": normed(momentum),
+    "other statistics": normed(other_statistics),
+    "statistics as they are": normed(lambda norm, late: norm.train(not late)),
+    "another lower type": lower,
+    "autocast ends": autocast_ends,
     "other zero": lambda model, x: torch.div(1.0, torch.clamp(x.cos(), -0.0 if model.late else 0.0)).clamp(-9, 9) * x,
 }
 
@@ -143,6 +225,12 @@ USUAL: dict[str, Middle] = {
     "ellipsis": lambda model, x: torch.exp(torch.cos(x)[..., :8]).repeat(1, 2),
     "property": lambda model, x: torch.exp(torch.cos(x).T).T,
     "attention": attention,
+    "joined": joined,
+    "several joined": more_joined,
+    "in place": written,
+    "in place by position": written_by_position,
+    "batch norm": normed(lambda norm, late: None),
+    "autocast": lower,
 }
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from ckpt_planner import CaptureError, VerificationError
 from ckpt_planner.profiling import faithful, record, unseen
-from ckpt_planner.replay import familiar, group, handles, noted, noting
+from ckpt_planner.replay import forward_program, group, handles, noted, noting
 from ckpt_planner.replay.ambient import Autocast
 from ckpt_planner.replay.calls import call_name, tensors_in
 from ckpt_planner.replay.group import Group
@@ -228,7 +228,7 @@ def test_a_held_variable_never_goes(monkeypatch: Patch) -> None:
     first = alive()
     assert alive() == first
     monkeypatch.setattr(Source, "__init__", init)
-    monkeypatch.setattr(familiar, "held", lambda tensor: tensor)
+    monkeypatch.setattr(forward_program, "held", lambda tensor: tensor)
     for direction in plan._runtime.first.directions.ops:
         direction.familiar = ()  # to be learnt again
     assert alive() > first

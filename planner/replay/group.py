@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from .ambient import (
     Autocast,
-    any_autocast,
     choices,
     choose,
     generator_states,
@@ -23,6 +22,7 @@ from .ambient import (
 from .calls import call_name, storage_key, tensors_in, version_of
 from .handles import Handle
 from .noted import COPIED, GONE, Call, Ref, Source
+from .parts import Several
 
 if TYPE_CHECKING:
     from .familiar import Familiar
@@ -39,43 +39,43 @@ class Group:
     """
 
     __slots__ = (
-        "__weakref__", "_copies", "_indexed", "_places", "_programs", "calls", "expected", "last_use", "observer",
-        "ready", "reshapes", "sources", "states", "strange", "taken",
+        "__weakref__", "_indexed", "_places", "_programs", "calls", "expected", "last_use", "observer", "ready",
+        "reshapes", "sources", "states", "strange", "taken",
     )  # fmt: skip
 
     def __init__(self, observer: Callable[[Group, bool], None] | None = None, programs: Programs | None = None) -> None:
         self.calls: list[Call | Familiar] = []
         self.expected: dict[tuple[int, int, int], int] = {}
-        self.last_use: dict[tuple[int, int], int] = {}
+        self.last_use: dict[tuple[int, int], int] = {}  # of what a call makes, the last call that reads it
         self.ready: dict[tuple[int, int, int], list[Any]] = {}
         self.taken: list[Any] = []  # for familiar calls, each tensor from outside, then its version or COPIED
         self.states: dict[int, tuple[torch.Tensor, ...]] = {}  # before familiar calls that draw
         self.sources: dict[int, list[Source]] = {}  # storage -> what was noted of it; only while forward runs
         self._places: dict[int, list[int]] = {}  # storage -> where it stands in `taken`, as far as `_indexed`
         self._indexed = 0
-        self._copies = False
         self.strange = False  # not all calls are familiar
         self.reshapes = False  # a call writes in place, and may change the shape of a result made before
         self.observer = observer  # told before and after a replay
         self._programs = programs
 
-    def protect(self, storage: int) -> None:
-        """Copy what is noted of a storage that is about to be written into by what does not run again.
+    def protect(self, storages: list[int]) -> None:
+        """Copy what is noted of storages that are about to be written into by something else than their replay.
 
         Eager does not mind such a write where autograd has not saved what it overwrites; a replay would.
         """
-        for source in self.sources.get(storage, ()):
-            if not source.copied:
-                source.copy()
         taken = self.taken
-        for place in range(self._indexed, len(taken), 2):  # only now, since most steps write into nothing
-            if (key := storage_key(taken[place])) is not None:
-                self._places.setdefault(key, []).append(place)
-        self._indexed = len(taken)
-        for place in self._places.get(storage, ()):
-            if version_of(taken[place]) == taken[place + 1]:
-                taken[place], taken[place + 1] = taken[place].detach().clone(), COPIED
-                self._copies = True
+        if self._indexed < len(taken):
+            for place in range(self._indexed, len(taken), 2):  # only now, since most steps write into nothing
+                if (key := storage_key(taken[place])) is not None:
+                    self._places.setdefault(key, []).append(place)
+            self._indexed = len(taken)
+        for storage in storages:
+            for source in self.sources.get(storage, ()):
+                if not source.copied:
+                    source.copy()
+            for place in self._places.get(storage, ()):
+                if version_of(taken[place]) == taken[place + 1]:
+                    taken[place], taken[place + 1] = taken[place].detach().clone(), COPIED
 
     def withdraw(self, index: int, taken: int | None = None) -> None:
         """Take a call out again, and what it has left after the first `taken` entries.
@@ -122,13 +122,13 @@ class Group:
         draws = self.states or (self.strange and any(isinstance(c, Call) and c.states for c in self.calls))
         states = generator_states() if draws else None
         grad_mode, chosen = torch.is_grad_enabled(), choices()
-        program = None
-        if self._programs is not None and not (self.strange or self._copies or any_autocast()):
-            program = self._programs.find(self)
+        programs = None if self.strange else self._programs
+        program = None if programs is None else programs.find(self)
         try:
-            if program is not None:
+            if programs is not None and program is not None:
                 _set_grad_enabled(False)
-                program(self.taken, self.states, self.ready, set_generator_states)
+                with Autocast(programs.autocast):
+                    program(self.taken, self.states, self.ready, set_generator_states)
             else:
                 self._run_all()
         finally:
@@ -143,6 +143,7 @@ class Group:
 
     def _run_all(self) -> None:
         values: dict[tuple[int, int], torch.Tensor] = {}
+        self.last_use = _last_uses(self.calls)
         expiring: dict[int, list[tuple[int, int]]] = {}
         for ref, last in self.last_use.items():
             expiring.setdefault(last, []).append(ref)
@@ -231,7 +232,25 @@ class Group:
         return tensor
 
 
-def changed(tensor: torch.Tensor, version: int, function: Callable[..., Any]) -> None:
+def _last_uses(calls: list[Call | Familiar]) -> dict[tuple[int, int], int]:
+    """Of each result that another call reads, the index of the last that does."""
+    found: dict[tuple[int, int], int] = {}
+    for index, call in enumerate(calls):
+        waiting: list[Any] = [call.args, call.kwargs] if isinstance(call, Call) else [call.parts]
+        while waiting:
+            value = waiting.pop()
+            if type(value) is Ref:
+                found[value.call, value.output] = index
+            elif isinstance(value, (tuple, list)):
+                waiting += value
+            elif isinstance(value, dict):
+                waiting += value.values()
+            elif type(value) is Several:
+                waiting += value.parts
+    return found
+
+
+def changed(tensor: torch.Tensor, version: int, function: Callable[..., Any]) -> NoReturn:
     """Raise for a tensor that `function` read at a version which it has no longer."""
     raise RuntimeError(
         f"one of the variables needed for gradient computation has been modified by an inplace operation: "

@@ -30,7 +30,12 @@ class Accounts(dict[int, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names = StorageNames()
+        self._names = StorageNames()
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """A call that a replay repeats has written into this tensor."""
+        if (key := self._names.hold(tensor)) is not None:
+            self[key] = version_of(tensor)
 
 
 class Noting:
@@ -140,7 +145,6 @@ class Noting:
         ):
             if version_of(tensor) != made[2] and self._accounted.get(storage_key(tensor) or 0) != version_of(tensor):
                 self.sound = False  # something that does not run again wrote into it
-            self.group.last_use[made[3]] = self.index
             found = Ref(*made[3], tensor.requires_grad)
         else:
             found = Source(tensor, position in self.direction.snapshot)
@@ -158,9 +162,7 @@ class Noting:
     def account(self) -> None:
         """After the call: note the versions of what it wrote into as planned."""
         for p in self.direction.writes:
-            key = self._accounted.names.hold(self.tensors[p])
-            if key is not None:
-                self._accounted[key] = version_of(self.tensors[p])
+            self._accounted.note(self.tensors[p])
 
     def withdraw(self) -> None:
         """Take the call out of its group again, and let go of its tensors."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from .ambient import Choices, choices, default_dtype
+from .ambient import Autocast, AutocastState, Choices, choices, default_dtype, no_autocast
 from .calls import tensors_in
-from .familiar import Familiar, Taken, compiled
+from .familiar import Familiar
 from .group import Group, changed
-from .noted import Call, Ref
+from .noted import COPIED, Call, Ref
+from .parts import Several, Taken, compiled, leaves
 
 MOST_MADE = 8  # programs made for one group; a model that needs more goes another way each time
 
@@ -20,9 +22,13 @@ Program = Callable[[list[Any], dict[int, tuple[torch.Tensor, ...]], dict[Any, li
 
 
 class Programs:
-    """The program for one group of a plan, made when the group is replayed in the same way for the second time."""
+    """The program for one group of a plan, made when the group is replayed in the same way for the second time.
 
-    __slots__ = ("_calls", "_chosen", "_dtypes", "_expected", "_made", "_program")
+    Attributes:
+        autocast: the state under which it is to run; it changes it by itself for calls of another.
+    """
+
+    __slots__ = ("_calls", "_chosen", "_dtypes", "_expected", "_made", "_program", "autocast")
 
     def __init__(self) -> None:
         self._calls: list[Call | Familiar] = []
@@ -31,6 +37,7 @@ class Programs:
         self._made = 0
         self._dtypes: set[torch.dtype] = set()  # the default types under which its calls were made
         self._chosen: set[Choices] = set()  # and the settings, of calls that depend on those
+        self.autocast = no_autocast()
 
     def __reduce__(self) -> tuple[Any, ...]:  # what is compiled stays in its process
         return Programs, ()
@@ -42,7 +49,9 @@ class Programs:
         elif self._program is None and self._made < MOST_MADE:
             self._made += 1
             calls = [call for call in self._calls if isinstance(call, Familiar)]
-            self._program = _program(calls, self._expected)
+            alike = len({call.autocast for call in calls}) == 1
+            self.autocast = calls[0].autocast if alike else no_autocast()
+            self._program = _program(calls, self._expected, self.autocast)
             self._dtypes = {call.choices[0] for call in calls}
             self._chosen = {call.choices for call in calls if call.chooses}
         # It sets nothing, so it does where the settings are those of forward.
@@ -51,22 +60,29 @@ class Programs:
         return self._program
 
 
-def _program(calls: list[Familiar], expected: dict[tuple[int, int, int], int]) -> Program:
+def _program(calls: list[Familiar], expected: dict[tuple[int, int, int], int], autocast: AutocastState) -> Program:
     last_use: dict[tuple[int, int], int] = {}
     for call in calls:
-        for part in call.parts:
+        for part in leaves(call.parts):
             if type(part) is Ref:
                 last_use[part.call, part.output] = call.index
+    reshapes = any(call.writes for call in calls)
     scope: dict[str, Any] = {
-        "changed": changed, "set_grad": torch._C._set_grad_enabled, "tensors_in": tensors_in, "same": _same,
+        "other": _other, "set_grad": torch._C._set_grad_enabled, "tensors_in": tensors_in, "same": _same,
         "push": torch._C._autograd._push_saved_tensors_default_hooks,
         "pop": torch._C._autograd._pop_saved_tensors_default_hooks,
     }  # fmt: skip
     lines, taken = [], 0
     for call in calls:
-        lines += _arguments(call, taken, scope)
-        lines += _made(call, scope)
-        lines += _left(call, last_use, expected)
+        arguments = _Arguments(call, taken, scope)
+        given = [arguments.name(f"a{at}", part) for at, part in enumerate(call.parts)]
+        lines += arguments.lines
+        made = _made(call, given, arguments.own, scope)
+        if call.autocast != autocast:
+            scope[f"autocast{call.index}"] = partial(Autocast, call.autocast)
+            made = [f"with autocast{call.index}():", *(f"    {line}" for line in made)]
+        lines += made
+        lines += _left(call, last_use, expected, reshapes)
         taken += 2 * call.sources
         ended = [_name(*ref) for ref, last in last_use.items() if last == call.index]
         if ended:
@@ -78,37 +94,49 @@ def _name(call: int, output: int) -> str:
     return f"v{call}_{output}"
 
 
-def _arguments(call: Familiar, taken: int, scope: dict[str, Any]) -> list[str]:
-    """Lines that look at what the call takes from outside: `a0`, `a1`, ..."""
-    lines = []
-    for at, part in enumerate(call.parts):
+class _Arguments:
+    """What a call is given: `name` says it, and adds what has to run before to `lines`; `own` is to be let go after."""
+
+    def __init__(self, call: Familiar, taken: int, scope: dict[str, Any]) -> None:
+        self.lines: list[str] = []
+        self.own: list[str] = []
+        self._call, self._taken, self._scope = call, taken, scope
+        self._variables: dict[Ref, str] = {}
+
+    def name(self, at: str, part: Any) -> str:
+        """What stands for an argument in the call, `at` being a name of its own."""
+        if type(part) is Several:
+            inner = "".join(f"{self.name(f'{at}_{k}', each)}, " for k, each in enumerate(part.parts))
+            return f"[{inner}]" if part.kind is list else f"({inner})"
         if type(part) is Taken:
-            lines.append(f"a{at} = taken[{taken}]")
-            lines.append(f"if a{at}._version != taken[{taken + 1}]: changed(a{at}, taken[{taken + 1}], f{call.index})")
-            if call.wants_grad:
-                test, free = ("not ", "True") if part.needs_grad else ("", "False")
-                lines.append(f"if {test}a{at}.requires_grad: a{at} = a{at}.detach().requires_grad_({free})")
-            taken += 2
-        elif type(part) is Ref:
-            if call.wants_grad and part.needs_grad:
-                first = call.parts.index(part)  # one tensor given twice stays one
-                source = f"a{first}" if first < at else f"{_name(part.call, part.output)}.detach().requires_grad_()"
-                lines.append(f"a{at} = {source}")
-        else:
-            scope[f"o{call.index}_{at}"] = part
-    return lines
+            self._take(at, part)
+            return at
+        if type(part) is not Ref:
+            self._scope[name := f"o{self._call.index}_{at}"] = part
+            return name
+        if not (self._call.wants_grad and part.needs_grad):
+            return _name(part.call, part.output)
+        if part not in self._variables:  # one tensor given twice stays one
+            self._variables[part] = at
+            self.lines.append(f"{at} = {_name(part.call, part.output)}.detach().requires_grad_()")
+            self.own.append(at)
+        return self._variables[part]
+
+    def _take(self, at: str, part: Taken) -> None:
+        place, add = self._taken, self.lines.append
+        self._taken += 2
+        self.own.append(at)
+        add(f"{at} = taken[{place}]")
+        other = f"other({at}, taken[{place + 1}], f{self._call.index})"
+        add(f"{at} = {other}" if part.copied else f"if {at}._version != taken[{place + 1}]: {at} = {other}")
+        if self._call.wants_grad:
+            test, free = ("not ", "True") if part.needs_grad else ("", "False")
+            add(f"if {test}{at}.requires_grad: {at} = {at}.detach().requires_grad_({free})")
 
 
-def _made(call: Familiar, scope: dict[str, Any]) -> list[str]:
+def _made(call: Familiar, given: list[str], own: list[str], scope: dict[str, Any]) -> list[str]:
     """Lines that make the call and leave its result as `r`."""
     scope[f"f{call.index}"] = call.function
-    given, own = [], []
-    for at, part in enumerate(call.parts):
-        if type(part) is Taken or (type(part) is Ref and call.wants_grad and part.needs_grad):
-            given.append(f"a{at}")
-            own.append(f"a{at}")
-        else:
-            given.append(_name(part.call, part.output) if type(part) is Ref else f"o{call.index}_{at}")
     count = len(given) - len(call.keys)
     given[count:] = [f"**{{{key!r}: {value}}}" for key, value in zip(call.keys, given[count:], strict=True)]
     lines = [f"set_states(states[{call.index}])"] if call.random else []
@@ -124,8 +152,13 @@ def _made(call: Familiar, scope: dict[str, Any]) -> list[str]:
     return lines + ([f"del {', '.join(own)}"] if own else [])
 
 
-def _left(call: Familiar, last_use: dict[tuple[int, int], int], expected: dict[tuple[int, int, int], int]) -> list[str]:
-    """Lines that leave what the call made where it is waited for, and let the rest go."""
+def _left(
+    call: Familiar, last_use: dict[tuple[int, int], int], expected: dict[tuple[int, int, int], int], reshapes: bool
+) -> list[str]:
+    """Lines that leave what the call made where it is waited for, and let the rest go.
+
+    `reshapes`: a call of the group writes in place, and may change the shape of a result made before.
+    """
     lines = []
     for position in call.captured:
         key = (call.index, position, 0)
@@ -142,10 +175,18 @@ def _left(call: Familiar, last_use: dict[tuple[int, int], int], expected: dict[t
         lines.append(f"{_name(call.index, output)} = {result}.detach() if {result}.requires_grad else {result}")
         if output in waits:
             key = (call.index, output, -1)
-            lines.append(f"ready[{key}] = [{_name(call.index, output)}, {expected[key]}]")
+            left = f"{_name(call.index, output)}{'.detach()' if reshapes else ''}"
+            lines.append(f"ready[{key}] = [{left}, {expected[key]}]")
         if output not in used:
             lines.append(f"del {_name(call.index, output)}")
     return [*lines, "del r"]
+
+
+def _other(tensor: torch.Tensor, version: int, function: Callable[..., Any]) -> torch.Tensor:
+    """In place of a tensor that is not at the version at which it was read: another copy of its copy."""
+    if version != COPIED:
+        changed(tensor, version, function)
+    return tensor.clone()
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

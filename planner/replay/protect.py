@@ -12,7 +12,12 @@ from .directions import in_place
 
 def writes_in_place(name: str, kwargs: dict[str, Any]) -> bool:
     """Whether a call writes into an argument, by its name or its options."""
-    return in_place(name) or (bool(kwargs) and (kwargs.get("inplace") is True or kwargs.get("out") is not None))
+    return in_place(name) or writes_by_options(kwargs)
+
+
+def writes_by_options(kwargs: dict[str, Any]) -> bool:
+    """Whether a call's options say that it writes into an argument."""
+    return bool(kwargs) and (kwargs.get("inplace") is True or kwargs.get("out") is not None)
 
 
 def written_by(name: str, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:

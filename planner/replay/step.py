@@ -1,0 +1,169 @@
+"""What one step has noted so far, and what autograd is given to hold in place of what it saves."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .calls import StorageNames, plain_layout, storage_key, tensors_in, version_of
+from .directions import HIDDEN, Direction, Directions
+from .group import Group
+from .handles import Handle, Kept
+from .noting import Accounts, Made, MadeAgain
+from .program import Programs
+from .protect import writes_in_place, written_by
+
+Slots = tuple[tuple[int, int, int, bool] | None, ...]
+
+
+class Step:
+    """The state of one forward pass of a planned step.
+
+    Attributes:
+        position: how many operations have passed.
+        groups: those of the plan that this step has begun.
+        made: results that a replay makes again, by `id`.
+        accounted: the version of each storage as far as replays account for it.
+        overwritten: storages into which something wrote that no replay repeats.
+        observer: told before and after each replay, if set before forward.
+        slots, saved: of the call that is being made, and how many tensors it has saved.
+        watched: nobody has seen yet what this call does.
+        hooks_below: saved-tensor hooks under which the plan may still act.
+    """
+
+    def __init__(self, directions: Directions) -> None:
+        self.hooks_below: Any = None
+        self.groups: list[Group | None] = [None] * directions.groups
+        self._programs = directions.programs
+        self.made: Made = {}
+        # (operation, output) -> (storage, key in its group, what was made), for results that fill slots
+        self._filling: dict[tuple[int, int], tuple[int, tuple[int, int, int], MadeAgain]] = {}
+        self.accounted = Accounts()
+        self.overwritten: set[int] = set()
+        self._names = StorageNames()  # of the storages in all of these
+        self.unsettled: list[tuple[Handle, int, int]] = []  # and the operation and output that fill it
+        self.slots: Slots = ()
+        self.saved = 0
+        self.watched = False
+        self.position = 0
+        self.observer: Callable[[Group, bool], None] | None = None
+
+    def group(self, number: int) -> Group:
+        """A group of the plan, begun if it was not."""
+        group = self.groups[number]
+        if group is None:
+            group = self.groups[number] = Group(self.observer, self._programs.setdefault(number, Programs()))
+        return group
+
+    def withdraw(self, group: Group, index: int, taken: int) -> None:
+        """Take a call that is not as planned out of its group, and what it took after the first `taken` entries."""
+        group.withdraw(index, taken)
+        self.unsettled.clear()
+
+    def unrepeated(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+        """Before a call that no replay repeats: what it overwrites is not what a replay makes from then on."""
+        if writes_in_place(name, kwargs):
+            written = written_by(name, args, kwargs)
+            self.protect(written)
+            for tensor in written:
+                self.made.pop(id(tensor), None)  # a property may have given it another look into its storage
+                if (key := self._names.hold(tensor)) is not None:
+                    self.overwritten.add(key)
+
+    def protect(self, written: list[torch.Tensor]) -> None:
+        """Before a call that writes into these tensors: have groups copy what they noted of their storages."""
+        keys = [key for tensor in written if (key := storage_key(tensor)) is not None]
+        for group in self.groups:
+            if group is not None:
+                group.protect(keys)
+
+    def bind(self, direction: Direction, index: int, result: Any) -> None:
+        """Note which results of this call, number `index` in its group, a replay will make again."""
+        dropped = direction.dropped_outputs
+        count = len(dropped)
+        for output, tensor in enumerate((result,) if type(result) is torch.Tensor else tensors_in(result)):
+            if output < count and dropped[output]:
+                version = version_of(tensor)
+                entry = self.made[id(tensor)] = (weakref.ref(tensor), direction.group, version, (index, output))
+                if output in direction.fills:
+                    self.fill(tensor, output, entry)
+            else:  # an in-place call can return what was made again before, and no longer is
+                self.made.pop(id(tensor), None)
+
+    def fill(self, tensor: torch.Tensor, output: int, entry: MadeAgain) -> None:
+        """Note that slots are filled from this result of the call that is being made."""
+        if (key := self._names.hold(tensor)) is not None:
+            self._filling[self.position, output] = (key, (*entry[3], -1), entry)
+            self.accounted[key] = entry[2]
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """What autograd is to hold of a tensor that the call saves."""
+        position = self.saved
+        self.saved = position + 1
+        action = self.slots[position] if position < len(self.slots) else None
+        if action is None or (storage := storage_key(tensor)) is None:
+            return Kept(tensor)
+        number, op, output, read = action
+        filling = self._filling.get((op, output))
+        if filling is not None:
+            if filling[0] != storage or storage in self.overwritten:
+                return Kept(tensor)
+            # Another version than the last that a replay accounts for: this very call may have written, or something
+            # that does not run again.
+            unsure = self.watched or self.accounted.get(storage) != tensor._version
+            group, key, entry = self.group(number), filling[1], filling[2]
+            whole = not unsure and self.made.get(id(tensor)) is entry and entry[0]() is tensor
+        elif output == HIDDEN:
+            group, unsure, whole = self.group(number), self.watched, False
+            key = (len(group.calls) - 1, position, 0)
+        elif op == self.position:  # it is a result of this very call, which has not returned yet
+            group, unsure, whole = self.group(number), True, False
+            key = (len(group.calls) - 1, output, -1)
+        else:
+            return Kept(tensor)
+        if not whole and not plain_layout(tensor):
+            return Kept(tensor)
+        if read:
+            group.expected[key] = group.expected.get(key, 0) + 1
+        handle = Handle(group, key, None if whole else tensor)
+        if unsure:  # until the call has returned
+            handle.kept = Kept(tensor)
+            self.unsettled.append((handle, op, output))
+        return handle
+
+    @staticmethod
+    def unpack(packed: Kept | Handle) -> torch.Tensor:
+        """The tensor that autograd saved."""
+        if isinstance(packed, Handle):
+            if packed.kept is None:
+                return packed.group.fetch(packed)
+            packed = packed.kept
+        return packed.value()
+
+    def settle(self) -> None:
+        """Let the tensors go whose calls have done what was expected of them."""
+        for handle, op, output in self.unsettled:
+            assert handle.kept is not None
+            filling = self._filling.get((op, output))
+            if output == HIDDEN or (
+                filling is not None
+                and filling[0] == storage_key(handle.kept.tensor)
+                and self.accounted.get(filling[0]) == handle.kept.version
+            ):
+                handle.kept = None
+        self.unsettled.clear()
+
+    def finish(self) -> None:
+        """Forward has ended: let go of all that only following needs."""
+        for group in self.groups:
+            if group is not None:
+                group.settle()
+        self.made.clear()
+        self._filling.clear()
+        self.groups.clear()
+        self.accounted = Accounts()
+        self.overwritten.clear()
+        self._names.release()
