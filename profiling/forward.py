@@ -17,7 +17,7 @@ from .loss import loss_of
 from .meter import Meter, device_name
 from .record import Recorder
 from .running import call, without_compiling
-from .shadow import copied_inputs, shadow
+from .shadow import copied_inputs, nothing_new, shadow
 from .signature import input_signature, model_structure
 from .typical import typical
 
@@ -69,6 +69,7 @@ def record(
         with recorder.overwritten.put_back(model, copy), recorder, without_compiling():
             output = call(copy, args, kwargs, recorder.where)
             recorder.outside()
+            nothing_new(model, copy)
             loss, origin = loss_of(output, loss_fn)
         storages, ops, slots = recorder.finish()
         del output, loss

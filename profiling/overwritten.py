@@ -59,6 +59,7 @@ class Overwritten:
                     flat = flat_bytes(tensor)
                     if flat is not None:
                         flat.copy_(held)
-            for own, alias in zip(model.parameters(), copy.parameters(), strict=True):
-                if storage_key(alias) in self._held:
+            aliases = dict(copy.named_parameters())
+            for name, own in model.named_parameters():
+                if name in aliases and storage_key(aliases[name]) in self._held:
                     needs_its_own(own)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -34,9 +35,15 @@ def shadow(model: nn.Module) -> nn.Module:
     Parameters that its forward is known to write into (`needs_its_own`) are copied as well.
 
     Raises:
-        UnsupportedModelError: the model holds something that cannot be copied.
+        UnsupportedModelError: the model holds something that cannot be copied, or a parameter that is not made yet.
     """
     memo: dict[int, Any] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise UnsupportedModelError(
+                f"{name} of {type(model).__name__} has no shape yet, since its module is lazy: call the model once "
+                "before it is planned."
+            )
     for parameter in model.parameters():
         memo[id(parameter)] = _alias(parameter)
     for module in model.modules():
@@ -53,6 +60,21 @@ def shadow(model: nn.Module) -> nn.Module:
         ) from error
     rebind_closures(made, memo)
     return made
+
+
+def nothing_new(model: nn.Module, copy: nn.Module) -> None:
+    """After a forward of the copy: it has the parameters that the model has.
+
+    Raises:
+        UnsupportedModelError: its forward has made others, which the planned model would not have from the start.
+    """
+    names = {name for name, _ in copy.named_parameters()} - {name for name, _ in model.named_parameters()}
+    if names:
+        raise UnsupportedModelError(
+            f"the forward of {type(model).__name__} makes parameters that were not there before: "
+            f"{', '.join(sorted(names)[:4])}. Make them when the model is made, or call it once before "
+            "it is planned and before an optimizer is made."
+        )
 
 
 def needs_its_own(parameter: nn.Parameter) -> None:

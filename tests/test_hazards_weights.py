@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ckpt_planner import UnsupportedModelError, optimize
 from tests.helpers import assert_same_step
 
 WIDTH = 16
@@ -89,3 +90,33 @@ def test_what_forward_puts_into_its_arguments_is_no_input() -> None:
     x = torch.randn(256, WIDTH)
     plan = assert_same_step(type("Writes", (Writes,), {"use": use}), (x, {}), steps=1, tight=False)
     assert plan.profile.input_bytes == x.nbytes
+
+
+class MakesItsOwn(nn.Module):
+    """Its first forward makes a part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "second"):
+            self.second = nn.Linear(4, 4)
+        return self.second(self.first(x).tanh()).sum()
+
+
+@pytest.mark.parametrize("mechanism", ["slice", "torch"])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (MakesItsOwn, "makes parameters that were not there before: second.bias, second.weight"),
+        (lambda: nn.Sequential(nn.LazyLinear(4), nn.Tanh()), "0.weight of Sequential has no shape yet"),
+    ],
+)
+def test_parameters_that_are_not_there_yet(make, said: str, mechanism: str) -> None:
+    model, args = make(), (torch.randn(8, 4),)
+    how = {"loss_fn": torch.Tensor.sum, "mechanism": mechanism}
+    with pytest.raises(UnsupportedModelError, match=said):
+        optimize(model, "1GB", args, **how)
+    model(*args)
+    optimize(model, "1GB", args, **how).verify()

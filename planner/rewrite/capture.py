@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import CaptureError, CkptPlannerError
-from ..profiling.shadow import copied_inputs, shadow, untouched
+from ..profiling.shadow import copied_inputs, nothing_new, shadow, untouched
 from .bind import bind
 from .graphcode import CallCode, CapturedModule
 from .limits import side_effects
@@ -82,6 +82,7 @@ def _once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], chang
                     f"the forward of {type(model).__name__} failed while it was captured: {type(error).__name__}: "
                     f"{error}. The same call has to work on the plain model."
                 ) from error
+        nothing_new(model, copy)
         return Captured(recorder, recorder.finish(output), (*recorder.limits, *seen))
 
 
