@@ -122,6 +122,15 @@ def written_by_position(model: Model, x: torch.Tensor) -> torch.Tensor:
     return torch.exp(y) * y
 
 
+def reshaped(model: Model, x: torch.Tensor) -> torch.Tensor:
+    y = x.cos()
+    z = torch.exp(y)
+    y.t_()
+    if model.late:
+        y.t_().t_()
+    return z * y.t().sin()
+
+
 def written_outside(model: Model, x: torch.Tensor) -> torch.Tensor:
     y = x.cos() + 1
     z = (y * 2).neg_()
@@ -192,6 +201,7 @@ MIDDLES: dict[str, Middle] = {
     "no longer in place": written,
     "no longer in place by position": written_by_position,
     "written from outside": written_outside,
+    "reshaped once more": reshaped,
     "another momentum": normed(momentum),
     "other statistics": normed(other_statistics),
     "statistics as they are": normed(lambda norm, late: norm.train(not late)),
@@ -229,6 +239,7 @@ USUAL: dict[str, Middle] = {
     "several joined": more_joined,
     "in place": written,
     "in place by position": written_by_position,
+    "reshaped in place": reshaped,
     "batch norm": normed(lambda norm, late: None),
     "autocast": lower,
 }

@@ -40,6 +40,7 @@ class Familiar:
         single: it returns a tensor, not several.
         random: it draws from a generator, as planned.
         writes: it writes into arguments, as planned.
+        reshapes: it does, or by its name may change the shape of one.
         choices: settings under which it was made.
         autocast: likewise.
         chooses: it depends on which kernels of attention may be used.
@@ -54,8 +55,8 @@ class Familiar:
     """
 
     __slots__ = (
-        "again", "autocast", "captured", "choices", "chooses", "function", "index", "keys", "parts", "random", "single",
-        "sources", "wants_grad", "writes",
+        "again", "autocast", "captured", "choices", "chooses", "function", "index", "keys", "parts", "random",
+        "reshapes", "single", "sources", "wants_grad", "writes",
     )  # fmt: skip
 
     def __init__(self, direction: Direction, call: Call, parts: list[Any], index: int, result: Any) -> None:
@@ -63,6 +64,7 @@ class Familiar:
         self.keys = tuple(call.kwargs)
         self.sources = sum(type(part) is Taken for part in leaves(parts))
         self.wants_grad, self.random, self.writes = call.wants_grad, direction.random, bool(direction.writes)
+        self.reshapes = self.writes or direction.in_place
         self.captured = call.captured if call.wants_grad else ()  # without gradients nothing is saved
         self.choices, self.chooses = call.choices, _chooses(call.function, direction.name)
         self.autocast = call.autocast

@@ -66,7 +66,7 @@ def _program(calls: list[Familiar], expected: dict[tuple[int, int, int], int], a
         for part in leaves(call.parts):
             if type(part) is Ref:
                 last_use[part.call, part.output] = call.index
-    reshapes = any(call.writes for call in calls)
+    reshapes = any(call.reshapes for call in calls)
     scope: dict[str, Any] = {
         "other": _other, "set_grad": torch._C._set_grad_enabled, "tensors_in": tensors_in, "same": _same,
         "push": torch._C._autograd._push_saved_tensors_default_hooks,
