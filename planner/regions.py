@@ -127,7 +127,10 @@ class Regional:
         if any(storages[s].birth < begin and not self.copied[s] for s in op.writes):
             return False
         for read in op.reads:
-            if storages[read.storage].birth >= begin or read.version == self.final.get(read.storage, 0):
+            birth, final = storages[read.storage].birth, self.final.get(read.storage, 0)
+            # Of a buffer that changes it has a copy, since another forward may come before backward.
+            changes = birth < 0 and final and self.copied[read.storage]
+            if birth >= begin or (read.version == final and not changes):
                 continue
             if not self.copied[read.storage] or 0 <= read.producer < begin:
                 return False
@@ -225,7 +228,7 @@ class Regional:
         """Buffers that it has copies of, because forward changes them."""
         found = set()
         for op in self.profile.ops[region.first : region.stop]:
-            found |= {*op.writes, *(r.storage for r in op.reads if r.version != self.final.get(r.storage, 0))}
+            found |= {*op.writes, *(r.storage for r in op.reads if self.final.get(r.storage, 0))}
         return {s for s in found if self.copied[s]}
 
     @remembered

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ckpt_planner.profile import Op, Storage
+from ckpt_planner.profile import Op, Read, Storage
 from ckpt_planner.replay.calls import plain_layout, storage_key, storage_ref, version_of
 from ckpt_planner.replay.protect import writes_in_place, written_by
 
@@ -46,16 +46,22 @@ def writes_repeatably(name: str, kwargs: dict[str, Any], args: Any, changed: Seq
 def with_snapshots(ops: Sequence[Op], storages: Sequence[Storage], writes: Mapping[int, int]) -> tuple[Op, ...]:
     """Operations with what they read that exists before the step and changes during it: a replay needs a copy.
 
+    So it does of what has changed for the last time: another forward may come before this one's backward. An input is
+    another tensor then.
+
     Args:
         ops: as recorded.
         storages: as recorded.
         writes: how often each storage was written in place, by index.
     """
+
+    def changes(read: Read) -> bool:
+        storage, final = storages[read.storage], writes.get(read.storage, 0)
+        return storage.birth < 0 and final > (read.version if storage.kind == "input" else 0)
+
     done = []
     for op in ops:
-        changing = tuple(
-            p for p, r in enumerate(op.reads) if storages[r.storage].birth < 0 and r.version != writes.get(r.storage, 0)
-        )
+        changing = tuple(p for p, read in enumerate(op.reads) if changes(read))
         if sum(storages[op.reads[p].storage].bytes for p in changing) > MOST_SNAPSHOT:
             reason = op.reason or "it reads a large tensor from outside the model that forward changes"
             done.append(msgspec.structs.replace(op, replay="never", reason=reason))

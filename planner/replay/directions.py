@@ -91,13 +91,24 @@ class Directions:
 
 def in_place(name: str) -> bool:
     """Whether a call of that name writes into an argument."""
-    base = name.rsplit(".", 1)[-1]
+    base = base_name(name)
     return (
         (base.endswith("_") and not base.endswith("__"))
         or (base.startswith("__i") and base not in ("__invert__", "__index__", "__int__"))
         or base in ("__setitem__", "__set__")  # the last: a property, such as `x.data = y`
-        or base in ("batch_norm", "instance_norm")  # running statistics
+        or has_statistics(base)
     )
+
+
+def base_name(name: str) -> str:
+    """The last part of a call's name without an operator's overload: "relu_" of "torch.ops.aten.relu_.default"."""
+    parts = name.split(".")
+    return parts[3] if len(parts) > 3 and name.startswith("torch.ops.") else parts[-1]
+
+
+def has_statistics(base: str) -> bool:
+    """Whether a call of that name may write running statistics, which some kernels do without counting it."""
+    return "batch_norm" in base or "instance_norm" in base
 
 
 def direct(profile: Profile, schedule: Schedule) -> Directions:

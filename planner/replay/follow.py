@@ -112,7 +112,7 @@ class Follower(Step, TorchFunctionMode):
         if noting is not None:
             if direction.writes:
                 noting.account()
-            self.bind(direction, noting.index, result)
+            self.bind(direction, noting.index, result, noting.given())
         if self.unsettled:
             self.settle()
         self.position += 1

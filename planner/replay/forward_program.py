@@ -72,10 +72,12 @@ def forward_program(familiar: Familiar, direction: Direction, position: int, gra
     lines.append("group.calls.append(me)")
     by_number = [name for name, _ in tensors]
     if written:
-        lines += ["group.reshapes = True", f"step.protect([{', '.join(by_number[p] for p in written)}])"]
-    lines += _call(familiar, direction)
+        lines.append("group.reshapes = True")
+    lines += _call(
+        familiar, direction, f"step.protect([{', '.join(by_number[p] for p in written)}])" if written else ""
+    )
     lines += [f"step.accounted.note({by_number[p]})" for p in direction.writes]
-    lines += _bind(familiar, direction)
+    lines += _bind(familiar, direction, taken)
     lines += ["if step.unsettled: step.settle()", f"step.position = {position + 1}", "return r"]
     return compiled("again", "step, args, kwargs", lines, scope)
 
@@ -147,11 +149,12 @@ def _pair(name: str, copied: bool) -> str:
     return f"{name} if {name}.is_leaf else held({name}), {name}._version"
 
 
-def _call(familiar: Familiar, direction: Direction) -> list[str]:
-    """Lines that make the call, and do as planned with what it saves."""
+def _call(familiar: Familiar, direction: Direction, before: str) -> list[str]:
+    """Lines that make the call, with `before` before it, and do as planned with what it saves."""
     call = f"r = f(*args{', **kwargs' if familiar.keys else ''})"
     withdraw = f"step.withdraw(group, {familiar.index}, len(group.taken) - {2 * familiar.sources})"
     fails = ["except BaseException:", f"    {withdraw}", "    raise"]
+    protected = ["try:", f"    {before}", *fails] if before else []
     lines = ["try:", f"    {call}", *fails]
     if direction.slots:  # a saved-tensor hook of the model's own on top is left to it
         hooked = ["step.slots, step.saved, step.watched = slots, 0, False", "push(step.pack, step.unpack)"]
@@ -163,18 +166,28 @@ def _call(familiar: Familiar, direction: Direction) -> list[str]:
         "    step.lose(direction.name, 'a call of that name that does something else')",
         "    return r",
     ]
-    return [*lines, f"if {'type(r) is not Tensor and ' if familiar.single else ''}not is_operation(r):", *odd]
+    return [
+        *protected,
+        *lines,
+        f"if {'type(r) is not Tensor and ' if familiar.single else ''}not is_operation(r):",
+        *odd,
+    ]
 
 
-def _bind(familiar: Familiar, direction: Direction) -> list[str]:
-    """Lines that note which results a replay will make again."""
-    bind = f"step.bind(direction, {familiar.index}, r)"
+def _bind(familiar: Familiar, direction: Direction, taken: list[str]) -> list[str]:
+    """Lines that note which results a replay will make again; see `Step.bind`."""
+    given = f"{{{', '.join(f'storage_key({name})' for name in taken)}}}" if taken else "()"
+    bind = f"step.bind(direction, {familiar.index}, r, {given})"
     kind = "is not" if familiar.single else "is"
     lines = [f"if type(r) {kind} Tensor:", "    group.strange = True"]  # made again with nothing taken for granted
     if not familiar.single:
         return [*lines, bind]
-    lines += [f"    {bind}", "else:"]
+    lines.append(f"    {bind}")
     if not (direction.dropped_outputs and direction.dropped_outputs[0]):
-        return [*lines, "    made.pop(id(r), None)"]
-    lines.append(f"    made[id(r)] = e = (ref(r), {direction.group}, version_of(r), {(familiar.index, 0)})")
+        return [*lines, "else:", "    made.pop(id(r), None)"]
+    if taken:
+        lines += ["elif (" + " or ".join(f"key == storage_key({name})" for name in taken) + "):"]
+        lines += ["    made.pop(id(r), None)"]
+        lines.insert(0, "key = storage_key(r)")
+    lines += ["else:", f"    made[id(r)] = e = (ref(r), {direction.group}, version_of(r), {(familiar.index, 0)})"]
     return [*lines, "    step.fill(r, 0, e)"] if 0 in direction.fills else lines

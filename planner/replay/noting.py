@@ -153,6 +153,10 @@ class Noting:
         self._seen[id(tensor)] = found
         return found
 
+    def given(self) -> set[int | None]:
+        """The storages of the tensors that the call takes from outside its group."""
+        return {storage_key(t) for t in self.tensors if type(self._seen[id(t)]) is Source}
+
     def remember(self) -> None:
         """These options are known to be harmless from now on."""
         if len(self.direction.known) < MOST_KNOWN:

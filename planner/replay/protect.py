@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .calls import tensors_in
-from .directions import in_place
+from .directions import base_name, has_statistics, in_place
 
 
 def writes_in_place(name: str, kwargs: dict[str, Any]) -> bool:
@@ -17,7 +17,9 @@ def writes_in_place(name: str, kwargs: dict[str, Any]) -> bool:
 
 def writes_by_options(kwargs: dict[str, Any]) -> bool:
     """Whether a call's options say that it writes into an argument."""
-    return bool(kwargs) and (kwargs.get("inplace") is True or kwargs.get("out") is not None)
+    return bool(kwargs) and (
+        kwargs.get("inplace") is True or kwargs.get("out") is not None or kwargs.get("max_norm") is not None
+    )
 
 
 def written_by(name: str, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -25,7 +27,11 @@ def written_by(name: str, args: Any, kwargs: dict[str, Any]) -> list[torch.Tenso
     out = kwargs.get("out")
     if out is not None:
         return list(tensors_in(out))
-    if name.rsplit(".", 1)[-1] in ("batch_norm", "instance_norm"):
-        statistics = (*args[1:3], kwargs.get("running_mean"), kwargs.get("running_var"))
-        return list(tensors_in(statistics))
+    if kwargs.get("max_norm") is not None:  # an embedding, which renormalises rows of its weight
+        return list(tensors_in((*args[1:2], kwargs.get("weight"))))
+    if has_statistics(base_name(name)):
+        # They come after the input in torch.nn.functional, after weight and bias elsewhere; one may be left out.
+        at = slice(1, 3) if name.startswith("torch.nn.functional.") else slice(1, 5)
+        statistics = (*args[at], kwargs.get("running_mean"), kwargs.get("running_var"))
+        return [tensor for tensor in tensors_in(statistics) if not tensor.requires_grad]
     return list(tensors_in(args[:1] or tuple(kwargs.values())[:1]))

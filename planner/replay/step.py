@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -80,12 +80,16 @@ class Step:
             if group is not None:
                 group.protect(keys)
 
-    def bind(self, direction: Direction, index: int, result: Any) -> None:
-        """Note which results of this call, number `index` in its group, a replay will make again."""
+    def bind(self, direction: Direction, index: int, result: Any, given: Collection[int | None]) -> None:
+        """Note which results of this call, number `index` in its group, a replay will make again.
+
+        Not those that are but a look into a tensor from outside the group, of which `given` has the storages: what is
+        written through it is seen outside, and a replay may have a copy of that tensor.
+        """
         dropped = direction.dropped_outputs
         count = len(dropped)
         for output, tensor in enumerate((result,) if type(result) is torch.Tensor else tensors_in(result)):
-            if output < count and dropped[output]:
+            if output < count and dropped[output] and storage_key(tensor) not in given:
                 version = version_of(tensor)
                 entry = self.made[id(tensor)] = (weakref.ref(tensor), direction.group, version, (index, output))
                 if output in direction.fills:
