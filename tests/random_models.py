@@ -15,6 +15,7 @@ UNARY = (
     "linear", "shared_linear", "relu", "relu_inplace", "tanh", "gelu", "dropout", "layer_norm", "batch_norm",
     "softmax", "transpose_twice", "chunk_swap", "detached_gate", "rand_like_noise", "write_slices", "top_k",
     "float_mask", "counter", "no_grad_scale", "lookup", "mul_inplace", "alpha_dropout", "cumsum", "abs_sqrt",
+    "read_statistics", "write_through_a_view",
 )  # fmt: skip
 BINARY = ("add", "mul", "add_inplace", "cat_halves", "matmul", "where")
 
@@ -105,6 +106,14 @@ class RandomModel(nn.Module):
                 return x + self.table(index)
             case "mul_inplace":
                 return torch.sin(x).mul_(0.5)
+            case "read_statistics":
+                norm = self.norms[position]
+                normal = norm(x)
+                return normal.sin() + norm.running_mean if isinstance(norm, nn.BatchNorm1d) else normal
+            case "write_through_a_view":
+                made = x.exp().clamp(max=3)
+                made.view(-1)[:WIDTH].mul_(0.5)
+                return made
             case "cumsum":
                 return x.cumsum(0) * 0.1
             case "abs_sqrt":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from ckpt_planner import InfeasibleBudgetError, optimize
+from tests.helpers import same
 from tests.random_models import ROWS, WIDTH, RandomModel, programs
 
 EXAMPLES = int(os.environ.get("CKPT_PLANNER_EXAMPLES", "500"))
@@ -45,6 +48,17 @@ def _check(program: list, number: int, share: float, leaf: bool) -> None:
     plan.verify()
     real = plan.measure()
     plan.verify()  # by now every call is familiar and replayed by a program
+    plain = copy.deepcopy(model)
+    assert all(map(same, _twice(plain, plain, x), _twice(plan.model, model, x)))
     assert real.peak_bytes <= plan.budget_bytes
     assert abs(plan.peak_bytes - real.peak_bytes) <= 0.02 * real.peak_bytes
     assert abs(plan.baseline_peak_bytes - real.baseline_peak_bytes) <= 0.02 * real.baseline_peak_bytes
+
+
+def _twice(call: torch.nn.Module, model: torch.nn.Module, x: torch.Tensor) -> list[Any]:
+    """The gradients of two forwards before one backward, and the buffers after it."""
+    model.zero_grad()
+    torch.manual_seed(0)
+    first, second = (call((x * factor).detach().requires_grad_(x.requires_grad)) for factor in (1.0, 0.5))
+    (first * second).backward()
+    return [*(p.grad for p in model.parameters()), *model.buffers()]

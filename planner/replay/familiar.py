@@ -73,19 +73,20 @@ class Familiar:
 
     def written_out(self, taken: Iterator[Any], states: tuple[torch.Tensor, ...] | None) -> Call:
         """The call as if it had been noted in full; `taken` gives this step's tensors and versions."""
-
-        def noted(part: Any) -> Any:
-            if type(part) is Taken:
-                return part.source(next(taken), next(taken))
-            return part.kind(map(noted, part.parts)) if type(part) is Several else part
-
-        given = [noted(part) for part in self.parts]
+        given = [_as_noted(part, taken) for part in self.parts]
         count = len(given) - len(self.keys)
         call = Call(self.function, tuple(given[:count]), dict(zip(self.keys, given[count:], strict=True)))
         call.grad = call.graded = self.wants_grad
         call.captured, call.autocast, call.states = self.captured, self.autocast, states
         call.choices, call.writes = self.choices, self.writes
         return call
+
+
+def _as_noted(part: Any, taken: Iterator[Any]) -> Any:
+    """An argument as it would have been noted in full. (A recursive closure in its caller's place would be a cycle.)"""
+    if type(part) is Taken:
+        return part.source(next(taken), next(taken))
+    return part.kind([_as_noted(each, taken) for each in part.parts]) if type(part) is Several else part
 
 
 def learn(noting: Noting, position: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
