@@ -15,16 +15,16 @@ UNARY = (
     "linear", "shared_linear", "relu", "relu_inplace", "tanh", "gelu", "dropout", "layer_norm", "batch_norm",
     "softmax", "transpose_twice", "chunk_swap", "detached_gate", "rand_like_noise", "write_slices", "top_k",
     "float_mask", "counter", "no_grad_scale", "lookup", "mul_inplace", "alpha_dropout", "cumsum", "abs_sqrt",
-    "read_statistics", "write_through_a_view",
 )  # fmt: skip
+LATER = ("read_statistics", "write_through_a_view")  # what changes what a replay may be to read
 BINARY = ("add", "mul", "add_inplace", "cat_halves", "matmul", "where")
 
 Instruction = tuple[str, int, int]
 
 
-def programs(most: int = 14) -> st.SearchStrategy[list[Instruction]]:
-    """Programs of up to `most` instructions: an operation and the values it reads, counted from the latest."""
-    unary = st.tuples(st.sampled_from(UNARY), st.integers(0, 3), st.just(0))
+def programs(most: int = 14, more: tuple[str, ...] = ()) -> st.SearchStrategy[list[Instruction]]:
+    """Programs of up to `most` instructions: an operation, `more` among them, and the values it reads, latest first."""
+    unary = st.tuples(st.sampled_from(UNARY + more), st.integers(0, 3), st.just(0))
     binary = st.tuples(st.sampled_from(BINARY), st.integers(0, 3), st.integers(0, 5))
     return st.lists(st.one_of(unary, unary, binary), min_size=3, max_size=most)
 
