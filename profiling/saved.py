@@ -10,6 +10,7 @@ import torch
 
 from ckpt_planner.profile import Op, Read, Storage
 from ckpt_planner.replay.calls import plain_layout, storage_key, storage_ref, version_of
+from ckpt_planner.replay.directions import base_name, has_statistics
 from ckpt_planner.replay.protect import writes_in_place, written_by
 
 MOST_SNAPSHOT = 1 << 20  # bytes: running statistics and counters are far below, caches and tables above
@@ -37,7 +38,7 @@ def writes_repeatably(name: str, kwargs: dict[str, Any], args: Any, changed: Seq
     """
     if not changed:
         return True
-    if not writes_in_place(name, kwargs) or name.endswith("_norm"):
+    if not writes_in_place(name, kwargs) or has_statistics(base_name(name)):
         return False
     written = [id(t) for t in written_by(name, args, kwargs)]
     return all(id(t) in written and not t._is_view() for t in changed)
