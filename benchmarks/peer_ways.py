@@ -40,9 +40,8 @@ def peak_of(step: Step, family: Family) -> int:
     """Measured peak of a step: everything that is live, bytes."""
     step()  # lazy initialisation, compilation
     family.model.zero_grad(set_to_none=True)
-    resident = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in family.model.state_dict().values()
-    }
+    held = (*family.model.parameters(), *family.model.buffers())  # not all buffers are in a state_dict
+    resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
     given = [t for t in (*family.args, *family.kwargs.values()) if isinstance(t, torch.Tensor)]
     meter = make_meter(torch.device("cpu"))
     with meter:
