@@ -3,7 +3,8 @@
 For each model the peers give points (measured peak, step time): every block by hand, `checkpoint_sequential` with
 sqrt(N) segments where the blocks are a Sequential, a selective list of what to save (matrix products and attention,
 every second product recomputed), and torch's `activation_memory_budget` under `aot_eager`, which runs the kernels of
-eager. Ours is planned with each point's peak as its budget. `--rotor` runs the two small models at the budgets at which
+eager. Ours is planned with each point's peak as its budget, to be carried out by mechanism "slice", which is the
+default, and by "graph", which runs a captured graph as the compiler does. `--rotor` runs the two small models at the budgets at which
 chain and graph planners were measured instead.
 """
 
@@ -23,7 +24,7 @@ import torch
 from benchmarks.peer_models import BLOCKS, ROTOR, SUITE
 from benchmarks.peer_ways import peak_of, peers, step_of
 from benchmarks.timing import interleaved, ratio
-from ckpt_planner import InfeasibleBudgetError, optimize
+from ckpt_planner import InfeasibleBudgetError, UnsupportedModelError, optimize
 
 MB = 1e6
 
@@ -32,6 +33,7 @@ class Point(NamedTuple):
     """A peer's point, and ours at the same peak. Bytes, and medians of seconds and of ratios over the rounds.
 
     `ours_to_its` is infinite where we refused the peak as a budget; `our_peak` is then the smallest budget we named.
+    `graph_overhead` and `graph_to_its` are of mechanism "graph", None where no graph repeats what the model does.
     """
 
     model: str
@@ -44,22 +46,26 @@ class Point(NamedTuple):
     ours_to_its: float
     gap: float
     planning_seconds: float
+    graph_overhead: float | None = None
+    graph_to_its: float | None = None
 
     def row(self) -> str:
         if math.isinf(self.ours_to_its):
-            ours, rest = f"refused: {self.our_peak / MB:.1f}", " | | | |"
+            ours, rest = f"refused: {self.our_peak / MB:.1f}", " | | | | | |"
         else:
             ours = f"{self.our_peak / MB:.1f}"
+            graph = f"{self.graph_overhead:+.1%} | {self.graph_to_its:.3f}" if self.graph_to_its is not None else "|"
             rest = (
-                f" {self.our_overhead:+.1%} | {self.ours_to_its:.3f} | {self.gap:.1%} | {self.planning_seconds:.1f} s |"
+                f" {self.our_overhead:+.1%} | {self.ours_to_its:.3f} | {graph} | {self.gap:.1%} | "
+                f"{self.planning_seconds:.1f} s |"
             )
         peaks = f"{self.its_peak / MB:.1f} of {self.plain_peak / MB:.1f} | {ours}"
         return f"| {self.model} | {self.peer} | {peaks} | {self.its_overhead:+.1%} |{rest}"
 
 
 HEAD = (
-    "| model | peer | its peak, MB | ours | its time | ours | ours / its | gap | planning |\n"
-    "|---|---|---|---|---|---|---|---|---|"
+    "| model | peer | its peak, MB | ours | its time | ours | ours / its | graph | graph / its | gap | planning |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -91,7 +97,14 @@ def compare(name: str, repeats: int, shares: list[float]) -> Iterator[Point]:
         planning = time.perf_counter() - begin
         ours = step_of(plan.model, family)
         our_peak = peak_of(ours, family)
-        seconds = interleaved({"ours": ours, "theirs": theirs, "plain": plain}, repeats)
+        ways = {"ours": ours, "theirs": theirs, "plain": plain}
+        try:
+            on_graph = optimize(family.model, budget=peak, mechanism="graph", **call)
+            ways["graph"] = step_of(on_graph.model, family)
+            our_peak = max(our_peak, peak_of(ways["graph"], family))
+        except UnsupportedModelError:
+            pass
+        seconds = interleaved(ways, repeats)
         yield Point(
             name,
             peer,
@@ -103,7 +116,24 @@ def compare(name: str, repeats: int, shares: list[float]) -> Iterator[Point]:
             ratio(seconds, "ours", "theirs"),
             plan.gap,
             planning,
+            ratio(seconds, "graph", "plain") - 1 if "graph" in seconds else None,
+            ratio(seconds, "graph", "theirs") if "graph" in seconds else None,
         )
+
+
+def summary(points: list[Point]) -> str:
+    """How the ratios are spread, for each mechanism."""
+    found = []
+    for name, values in (
+        ("ours", [p.ours_to_its for p in points]),
+        ("graph", [p.graph_to_its for p in points if p.graph_to_its is not None]),
+    ):
+        if values:
+            found.append(
+                f"{len(values)} points: {name} / its {statistics.median(values):.3f} at the median, at most 1.00 in "
+                f"{sum(v <= 1 for v in values) / len(values):.0%}, highest {max(values):.3f}."
+            )
+    return "\n".join(found)
 
 
 def rotor(repeats: int) -> None:
@@ -160,12 +190,7 @@ def main() -> None:
             if options.points:
                 with Path(options.points).open("a") as file:
                     file.write(json.dumps(point._asdict()) + "\n")
-    values = [point.ours_to_its for point in points]
-    if values:
-        print(
-            f"\n{len(values)} points: ours / its {statistics.median(values):.3f} at the median, at most 1.00 in "
-            f"{sum(v <= 1 for v in values) / len(values):.0%}, highest {max(values):.3f}."
-        )
+    print(f"\n{summary(points)}")
 
 
 if __name__ == "__main__":

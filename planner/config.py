@@ -38,7 +38,7 @@ else:
 
 FILE = "pyproject.toml"
 STRATEGIES = ("budget", "sqrt", "all", "none")
-MECHANISMS = ("slice", "torch")
+MECHANISMS = ("slice", "graph", "torch")
 GENERAL = ("budget", "strategy", "optimizer", "device")  # what may stand in every table
 ALLOWED = ("peak", "overhead", "budget", "segments", "inputs", "device")
 

@@ -13,6 +13,8 @@ from torch import nn
 from .budget import Bytes, Free, Share, parse_budget
 from .decision import Decision, infeasible, unplanned
 from .errors import CaptureError, GuardError, InfeasibleBudgetError, UnsupportedModelError
+from .graphdecision import GraphDecision
+from .graphed.graphed import Graphed
 from .mechanism import Mechanism, Slice, mechanism
 from .profile import Profile
 from .profiling.buckets import bucket_bytes, buckets_to_come
@@ -38,13 +40,17 @@ Told = Callable[["Planned"], None]
 class Planned:
     """A decision for one kind of call, ready to be carried out."""
 
-    def __init__(self, decision: Decision, rewritten: Rewritten | None = None) -> None:
+    def __init__(self, decision: Decision, rewritten: Rewritten | Graphed | None = None) -> None:
         self.decision = decision
         if rewritten is None and isinstance(decision, RegionDecision) and decision.regions:
             rewritten = Rewritten(decision)  # captured at its first use
+        elif rewritten is None and isinstance(decision, GraphDecision) and decision.runs:
+            rewritten = Graphed(decision)
         self.rewritten = rewritten
         self.directions: Directions | None = None
-        if decision.schedule.groups:
+        if isinstance(rewritten, Graphed):
+            self.directions = rewritten.directions
+        elif decision.schedule.groups:
             self.directions = direct(decision.profile, decision.schedule)
         self.misses = 0
         self.way: Way = self.rewritten or self.directions

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from .decision import Decision
+from .graphdecision import GraphDecision
 from .problem import Problem, make_problem
 from .profile import Profile
 from .regional import RegionDecision, decide_for_budgets
 from .regions import Region
+from .released import run_by_graph
 from .solve import Solution, minimum_of, rate, solve
 
 POINTS = 16
@@ -30,7 +32,7 @@ class FrontierPoint(msgspec.Struct, frozen=True, omit_defaults=True):
         lower_bound_seconds: no plan within `budget_bytes` recomputes for less.
         gap: the share of the recomputation that may be avoidable.
         solution: the decision; `Plan.at` makes a plan of the point.
-        mechanism: what carries it out, "slice" or "torch".
+        mechanism: what carries it out: "slice", "graph" or "torch".
         regions: what is checkpointed, with mechanism "torch".
     """
 
@@ -61,7 +63,7 @@ class Frontier(msgspec.Struct, frozen=True):
     knee: int
 
 
-def frontier(profile: Profile, points: int = POINTS, progress: Progress | None = None) -> Frontier:
+def frontier(profile: Profile, points: int = POINTS, progress: Progress | None = None, graph: bool = False) -> Frontier:
     """The frontier of the step that `profile` describes.
 
     Budgets are spaced evenly from the smallest peak that can be planned to the plain step's. They are decided together:
@@ -71,6 +73,7 @@ def frontier(profile: Profile, points: int = POINTS, progress: Progress | None =
         profile: the measured step.
         points: how many budgets are decided, at least 2. Where two of them have the same plan, fewer points come back.
         progress: told how many budgets of how many are decided.
+        graph: the plans are to be carried out by mechanism "graph", and not by "slice".
 
     Raises:
         ValueError: fewer than 2 points.
@@ -80,14 +83,15 @@ def frontier(profile: Profile, points: int = POINTS, progress: Progress | None =
         >>> [(point.peak_bytes, point.overhead) for point in curve.points]  # doctest: +SKIP
     """
     check_points(points)
-    problem = make_problem(profile, 0)
+    problem = make_problem(run_by_graph(profile) if graph else profile, 0)
     budgets = spaced(minimum_of(problem).peak_bytes, problem.judge(()).peak_bytes, points)
     # From the largest down: what one search meets above its own budget is often the answer to the next one up.
     for done, budget in enumerate(budgets):
         if progress is not None:
             progress(done, len(budgets))
         solve(problem.with_budget(budget))
-    return curve_of(_decided(problem.with_budget(budget)) for budget in budgets)
+    decided = [_decided(problem.with_budget(budget)) for budget in budgets]
+    return curve_of([GraphDecision.of(profile, d) for d in decided] if graph else decided)
 
 
 def frontier_of_regions(
@@ -187,7 +191,9 @@ def decision_at(profile: Profile, point: FrontierPoint) -> Decision:
         1073741824
     """
     asked = (profile, point.solution, point.budget_bytes, "budget")
-    return RegionDecision(*asked, regions=point.regions) if point.mechanism == "torch" else Decision(*asked)
+    if point.mechanism == "torch":
+        return RegionDecision(*asked, regions=point.regions)
+    return GraphDecision(*asked) if point.mechanism == "graph" else Decision(*asked)
 
 
 def knee_of(curve: Sequence[tuple[float, float]]) -> int:

@@ -1,7 +1,7 @@
-"""The two ways to carry out a plan, behind one interface.
+"""The three ways to carry out a plan, behind one interface.
 
-"slice": the model's own forward is followed, and backward runs only dropped operations again. "torch": a captured graph
-of the forward, with regions in `torch.utils.checkpoint`.
+"slice": the model's own forward is followed, and backward runs only dropped operations again. "graph": the same on a
+captured graph of the forward. "torch": that graph with regions in `torch.utils.checkpoint`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from torch import nn
 
 from .decision import Decision, decide
 from .frontier import Frontier, frontier, frontier_of_regions
+from .graphdecision import GraphDecision, decide_on_graph, smallest_on_graph
+from .graphed.graphed import Graphed
 from .profile import Profile
 from .regional import RegionDecision, decide_regions, minimum_regions
 from .rewrite.capture import Captured, record
@@ -33,7 +35,7 @@ class Mechanism(Protocol):
     def frontier(self, profile: Profile, points: int) -> Frontier:
         """Like `ckpt_planner.frontier.frontier`."""
 
-    def rewritten(self, decision: Decision) -> Rewritten | None:
+    def rewritten(self, decision: Decision) -> Rewritten | Graphed | None:
         """The forward that carries a decision out; None where the model's own is followed."""
 
 
@@ -55,6 +57,34 @@ class Slice:
     def rewritten(self, decision: Decision) -> None:
         """None: the model's own forward is followed."""
         return None
+
+
+class Graph:
+    """Runs the captured graph, and drops what "slice" would.
+
+    Args:
+        captured: the graph of the planned call; None: it is captured at the first step under each decision.
+    """
+
+    def __init__(self, captured: Captured | None = None) -> None:
+        self._captured = captured
+
+    def decide(self, profile: Profile, budget: int, strategy: str, target: int) -> GraphDecision:
+        """Like `ckpt_planner.decision.decide`."""
+        return decide_on_graph(profile, budget, strategy, target)
+
+    def smallest(self, profile: Profile, budget: int, strategy: str) -> GraphDecision:
+        """The decision with the smallest peak that is found."""
+        return smallest_on_graph(profile, budget, strategy)
+
+    def frontier(self, profile: Profile, points: int) -> Frontier:
+        """Like `ckpt_planner.frontier.frontier`."""
+        return frontier(profile, points, graph=True)
+
+    def rewritten(self, decision: Decision) -> Graphed | None:
+        """The forward that carries the decision out; None where the model's own does."""
+        assert isinstance(decision, GraphDecision)
+        return Graphed(decision, self._captured) if decision.runs else None
 
 
 class Checkpoints:
@@ -90,9 +120,10 @@ def mechanism(name: str, profile: Profile, model: nn.Module, args: Any, kwargs: 
     """The mechanism of that name for a call.
 
     Raises:
-        UnsupportedModelError: "torch" cannot repeat what the model's forward does.
+        UnsupportedModelError: a graph cannot repeat what the model's forward does.
     """
     if name == "slice":
         return Slice()
     with torch.enable_grad():
-        return Checkpoints(fitting(record(model, args, kwargs), profile))
+        captured = fitting(record(model, args, kwargs), profile, name)
+    return Graph(captured) if name == "graph" else Checkpoints(captured)

@@ -197,7 +197,7 @@ def record(number: int, watch: Watch) -> StepRecord:
     if times is not None:
         step, again = times
         found["step_seconds"] = step
-        if all(d.mechanism == "slice" for d in watch.decisions):  # torch tells nobody of its recomputation
+        if all(d.mechanism != "torch" for d in watch.decisions):  # torch tells nobody of its recomputation
             found["recompute_seconds"] = again
             found["overhead"] = again / (step - again) if step > again else None
     if watch.decisions:

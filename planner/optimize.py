@@ -44,8 +44,9 @@ def optimize(
             (every repeated block, as by hand), "none".
         process_group: the ranks that train this model together, as `DistributedDataParallel` takes it; by default all.
             Where there are several, each has to plan, and the first of them decides for all.
-        mechanism: "slice" follows the model's forward and runs only what was dropped again; "torch" runs a graph
-            captured from the forward, with regions in `torch.utils.checkpoint`.
+        mechanism: "slice" follows the model's forward and runs only what was dropped again; "graph" does so on a graph
+            captured from the forward, which costs less and is guarded; "torch" runs that graph with regions in
+            `torch.utils.checkpoint`.
         gradient_buckets: whether `DistributedDataParallel` will be wrapped around `plan.model`: its buckets, a second
             copy of the gradients, then count from the start. By default they do where several ranks plan together and
             the model holds no wrapper; the buckets of one that it holds always count.

@@ -21,8 +21,8 @@ mechanism_option = click.option(
     type=click.Choice(MECHANISMS),
     default="slice",
     show_default=True,
-    help="slice: follow forward, run again only what was dropped; torch: a captured graph with regions in "
-    "torch.utils.checkpoint.",
+    help="slice: follow forward, run again only what was dropped; graph: the same on a captured graph, which runs in "
+    "place of forward; torch: that graph with regions in torch.utils.checkpoint.",
 )
 device_option = click.option(
     "--device", envvar="CKPT_PLAN_DEVICE", help="Move the model and inputs there first, e.g. cuda."

@@ -13,7 +13,7 @@ from .deciding import Planned, captured_again
 from .decision import Breakdown, Decision, Segment
 from .errors import CkptPlannerError, PlanMismatchError
 from .frontier import POINTS, Frontier, FrontierPoint, decision_at
-from .mechanism import Mechanism, Slice
+from .mechanism import Graph, Mechanism, Slice
 from .planfile import read_plan, write_plan
 from .planned import planned_module
 from .profile import Profile
@@ -126,7 +126,7 @@ class Plan:
 
     @property
     def mechanism(self) -> str:
-        """How it is carried out: "slice" or "torch"."""
+        """How it is carried out: "slice", "graph" or "torch"."""
         return self.decision.mechanism
 
     @property
@@ -252,8 +252,8 @@ class Plan:
 
     def _how(self) -> Mechanism:
         """The plan's mechanism, ready to decide for other budgets."""
-        if self.mechanism == "slice":
-            return Slice()
+        if self.mechanism != "torch":
+            return Graph() if self.mechanism == "graph" else Slice()
         if self._captured is None:
             self._captured = captured_again(self._planned(), *self._example())
         return self._captured

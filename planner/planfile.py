@@ -8,6 +8,7 @@ import msgspec
 
 from .decision import Decision
 from .errors import PlanMismatchError
+from .graphdecision import GraphDecision
 from .profile import SCHEMA_VERSION, Profile
 from .regional import RegionDecision
 from .regions import Region
@@ -76,6 +77,8 @@ def decode_plan(data: bytes, origin: str) -> Decision:
     decision = Decision(file.profile, file.solution, file.budget_bytes, file.strategy)
     if file.mechanism == "torch":
         decision = RegionDecision(file.profile, file.solution, file.budget_bytes, file.strategy, regions=file.regions)
+    elif file.mechanism == "graph":
+        decision = GraphDecision.of(file.profile, decision)
     try:
         _check_regions(file.profile, file.regions)
         _ = decision.timeline

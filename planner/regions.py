@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from .profile import UNSEEN, Profile
+from .released import released, touched
 from .schedule import EXTERNAL, writers
 from .steparrays import StepArrays, step_arrays
 
@@ -62,10 +63,7 @@ class Regional:
         self.profile, self.barriers, self.whole = profile, frozenset(barriers), frozenset(whole)
         self.final = {s: len(w) for s, w in writers(profile).items()}
         self.inside = sum(op.inside for op in profile.ops)
-        self.touches: list[list[int]] = [[] for _ in profile.storages]
-        for i, op in enumerate(profile.ops):
-            for s in {*op.makes, *op.hides, *op.writes, *op.output, *(r.storage for r in op.reads)}:
-                self.touches[s].append(i)
+        self.touches = touched(profile)
         self.slots_of_op: list[list[int]] = [[] for _ in profile.ops]
         # The first and the last operation that saves a storage; a region cannot hold what no hook sees.
         self.saved_by = [(len(profile.ops), -1) for _ in profile.storages]
@@ -88,11 +86,7 @@ class Regional:
     @cached_property
     def arrays(self) -> StepArrays:
         """The profile's numbers, with the operation before which the graph lets each storage go."""
-        storages, touches = self.profile.storages, self.touches
-        # The graph lets a value go after its last use, where the model's Python may hold it longer.
-        python = [s.kind == "hidden" or s.kind in EXTERNAL or self.outlives[i] for i, s in enumerate(storages)]
-        leaves = [s.death if python[i] else touches[i][-1] + 1 for i, s in enumerate(storages)]
-        return step_arrays(self.profile, leaves)
+        return step_arrays(self.profile, released(self.profile))
 
     @cached_property
     def eligible(self) -> tuple[bool, ...]:

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from .budget import format_bytes
+from .casts import Casts
 from .deciding import Deciding, Planned
 from .errors import CaptureError, CkptPlannerError, GuardError, InfeasibleBudgetError, UnsupportedModelError
+from .graphed.graphed import Graphed
 from .mechanism import Mechanism, Slice
 from .profile import Profile
 from .profiling.garbage import cheap_collections
@@ -73,6 +75,7 @@ class Runtime(Deciding):
         self._group = process_group
         self._ranks: Ranks | None = None
         self._said_within = False
+        self._casts = Casts()
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -126,7 +129,7 @@ class Runtime(Deciding):
         """One call of `plan.model`: follow the plan for it, making one first if there is none."""
         if not (model.training and torch.is_grad_enabled()) or getattr(_ACTIVE, "busy", False):
             return plainly(*args, **kwargs)
-        if within := _within():
+        if within := _within() or self._stale(model):
             if not self._said_within:
                 log.warning(
                     "a call of %s within %s ran its own forward, which keeps everything", type(model).__name__, within
@@ -159,6 +162,14 @@ class Runtime(Deciding):
         self._look_back(follower, planned, key)
         return result
 
+    def _stale(self, model: nn.Module) -> str:
+        if not self._casts.stale(model):
+            return ""
+        return (
+            "an autocast context that was open while weights were changed (it remembers casts of the old ones; put it "
+            "around forward only)"
+        )
+
     def _observer(self) -> Callable[[Any, bool], None]:
         watches = tuple(self.watches)
 
@@ -169,13 +180,20 @@ class Runtime(Deciding):
         return observe
 
     def _run(
-        self, planned: Planned, rewritten: Rewritten, model: nn.Module, plainly: Any, args: Any, kwargs: Any, key: Key
+        self,
+        planned: Planned,
+        rewritten: Rewritten | Graphed,
+        model: nn.Module,
+        plainly: Any,
+        args: Any,
+        kwargs: Any,
+        key: Key,
     ) -> Any:
         """One call by the rewritten forward; by the model's own where a guard fails, and then it is planned anew."""
         _ACTIVE.busy = True
         try:
             try:
-                result = rewritten.run(model, args, kwargs)
+                result = rewritten.run(model, args, kwargs, self._observer() if self.watches else None)
             except (GuardError, CaptureError, UnsupportedModelError) as error:
                 missed = error
             else:
@@ -259,7 +277,8 @@ class Runtime(Deciding):
         return self._replans.get(key, 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k not in ("progress", "watches", "_ranks", "_group")}
+        own = ("progress", "watches", "_ranks", "_group", "_casts")
+        state = {k: v for k, v in self.__dict__.items() if k not in own}
         if isinstance(self.optimizer, torch.optim.Optimizer):  # belongs to the original's parameters
             state["optimizer"] = type(self.optimizer)
         return state
@@ -267,6 +286,7 @@ class Runtime(Deciding):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.progress, self.watches, self._ranks, self._group = (lambda stage: None), [], None, None
+        self._casts = Casts()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
         made = Runtime.__new__(Runtime)

@@ -91,6 +91,8 @@ def _alias(parameter: nn.Parameter) -> nn.Parameter:
             "it is sharded or quantised."
         )
     alias.__dict__.update(getattr(parameter, "__dict__", {}))
+    if parameter in _WRITTEN:  # copies of the copy do not share its memory either
+        _WRITTEN[alias] = True
     return alias
 
 

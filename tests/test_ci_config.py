@@ -90,7 +90,7 @@ def test_the_nearest_file_that_has_the_table_is_read(tmp_path: Path) -> None:
         ("report = { colour = true }", "report.colour: the key is unknown"),
         ("report = { measure = 'yes' }", "report.measure: 'yes' is not of type bool"),
         ("report = { strategy = 'best' }", "report.strategy: 'best' is unknown"),
-        ("report = { mechanism = 'both' }", "report.mechanism: 'both' is unknown; choose one of slice, torch"),
+        ("report = { mechanism = 'both' }", "report.mechanism: 'both' is unknown; choose one of slice, graph, torch"),
         ("report = { frontier = 'yes' }", "report.frontier: 'yes' is not of type bool"),
         ("report = { output = 3 }", "report.output: 3 is no text"),
         ("mechanism = 'torch'", "mechanism: the key is unknown"),

@@ -155,3 +155,31 @@ def test_a_tensor_that_is_given_twice_counts_once() -> None:
     x = rows()[0]
     plan = optimize(Twice(), budget=1 << 40, example_args=(x, x))
     assert plan.profile.input_bytes == x.nbytes
+
+
+@pytest.mark.parametrize("mechanism", ["slice", "graph", "torch"])
+def test_autocast_that_stays_open_while_weights_change(mechanism: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Eager then goes on with remembered casts of the old weights, which a replay would make of the new ones."""
+    x = rows()[0]
+    models = []
+    for _ in range(2):
+        seed(3)
+        models.append(nn.Sequential(*[m for _ in range(5) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())]))
+    call = {"loss_fn": lambda y: y.float().mean(), "strategy": "sqrt", "mechanism": mechanism}
+    with torch.autocast("cpu", torch.bfloat16):
+        plan = optimize(models[1], 1 << 40, (x,), **call)
+    assert plan.segments
+
+    def gradients(model: nn.Module, trained: nn.Module) -> list[torch.Tensor]:
+        optimizer, found = torch.optim.SGD(trained.parameters(), lr=0.5), []
+        for _ in range(2):  # contexts; three steps in each
+            with torch.autocast("cpu", torch.bfloat16):
+                for _ in range(3):
+                    optimizer.zero_grad()
+                    model(x).float().mean().backward()
+                    found += [p.grad.clone() for p in trained.parameters()]
+                    optimizer.step()
+        return found
+
+    assert all(map(torch.equal, gradients(models[0], models[0]), gradients(plan.model, models[1])))
+    assert caplog.text.count("remembers casts") == 1

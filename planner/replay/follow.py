@@ -120,7 +120,8 @@ class Follower(Step, TorchFunctionMode):
 
     def _note(self, direction: Direction, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that runs again: note it in full, and make it."""
-        noting = Noting(direction, self.group(direction.group), self.made, self.accounted, self.overwritten)
+        group = self.group(direction.group)
+        noting = Noting(direction, group, self.made, self.accounted, self.overwritten, self.takers)
         noting.note(func, args, kwargs, self._trusting)
         if not noting.sound:
             noting.withdraw()

@@ -14,14 +14,16 @@ import torch
 
 from .ambient import (
     Autocast,
+    any_autocast,
     choices,
     choose,
     generator_states,
+    no_autocast,
     set_generator_states,
 )
-from .calls import call_name, storage_key, tensors_in, version_of
+from .calls import call_name, tensors_in, version_of
 from .handles import Handle
-from .noted import COPIED, GONE, Call, Ref, Source
+from .noted import GONE, Call, Ref, Source
 from .parts import Several
 
 if TYPE_CHECKING:
@@ -39,8 +41,8 @@ class Group:
     """
 
     __slots__ = (
-        "__weakref__", "_indexed", "_places", "_programs", "calls", "expected", "last_use", "observer", "ready",
-        "reshapes", "sources", "states", "strange", "taken",
+        "__weakref__", "_programs", "calls", "expected", "indexed", "last_use", "observer", "ready", "reshapes",
+        "states", "strange", "taken",
     )  # fmt: skip
 
     def __init__(self, observer: Callable[[Group, bool], None] | None = None, programs: Programs | None = None) -> None:
@@ -50,32 +52,11 @@ class Group:
         self.ready: dict[tuple[int, int, int], list[Any]] = {}
         self.taken: list[Any] = []  # for familiar calls, each tensor from outside, then its version or COPIED
         self.states: dict[int, tuple[torch.Tensor, ...]] = {}  # before familiar calls that draw
-        self.sources: dict[int, list[Source]] = {}  # storage -> what was noted of it; only while forward runs
-        self._places: dict[int, list[int]] = {}  # storage -> where it stands in `taken`, as far as `_indexed`
-        self._indexed = 0
+        self.indexed = 0  # how many entries of `taken` `Takers` know of
         self.strange = False  # not all calls are familiar
         self.reshapes = False  # a call writes in place, and may change the shape of a result made before
         self.observer = observer  # told before and after a replay
         self._programs = programs
-
-    def protect(self, storages: list[int]) -> None:
-        """Copy what is noted of storages that are about to be written into by something else than their replay.
-
-        Eager does not mind such a write where autograd has not saved what it overwrites; a replay would.
-        """
-        taken = self.taken
-        if self._indexed < len(taken):
-            for place in range(self._indexed, len(taken), 2):  # only now, since most steps write into nothing
-                if (key := storage_key(taken[place])) is not None:
-                    self._places.setdefault(key, []).append(place)
-            self._indexed = len(taken)
-        for storage in storages:
-            for source in self.sources.get(storage, ()):
-                if not source.copied:
-                    source.copy()
-            for place in self._places.get(storage, ()):
-                if version_of(taken[place]) == taken[place + 1]:
-                    taken[place], taken[place + 1] = taken[place].detach().clone(), COPIED
 
     def withdraw(self, index: int, taken: int | None = None) -> None:
         """Take a call out again, and what it has left after the first `taken` entries.
@@ -84,17 +65,8 @@ class Group:
         """
         if index < len(self.calls):
             self.calls[index], self.strange = GONE, True
-        if taken is None:
-            return
-        del self.taken[taken:]
-        if self._indexed > taken:
-            self._places.clear()
-            self._indexed = 0
-
-    def settle(self) -> None:
-        """Forward has ended: let go of what only noting needs."""
-        self.sources.clear()
-        self._places.clear()
+        if taken is not None:
+            del self.taken[taken:]
 
     def fetch(self, handle: Handle) -> torch.Tensor:
         """The tensor that `handle` stands for; replays the group if it is not there."""
@@ -121,19 +93,23 @@ class Group:
             self.observer(self, True)
         draws = self.states or (self.strange and any(isinstance(c, Call) and c.states for c in self.calls))
         states = generator_states() if draws else None
-        grad_mode, chosen = torch.is_grad_enabled(), choices()
+        grad_mode = torch.is_grad_enabled()
         programs = None if self.strange else self._programs
         program = None if programs is None else programs.find(self)
+        chosen = None if program is not None else choices()  # a program sets none
         try:
             if programs is not None and program is not None:
                 _set_grad_enabled(False)
-                with Autocast(programs.autocast):
+                if programs.autocast is no_autocast() and not any_autocast():
                     program(self.taken, self.states, self.ready, set_generator_states)
+                else:
+                    with Autocast(programs.autocast):
+                        program(self.taken, self.states, self.ready, set_generator_states)
             else:
                 self._run_all()
         finally:
             _set_grad_enabled(grad_mode)
-            if choices() != chosen:
+            if chosen is not None and choices() != chosen:
                 choose(chosen)
             if states is not None:
                 set_generator_states(states)

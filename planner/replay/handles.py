@@ -70,10 +70,15 @@ class Kept:
 
     def value(self) -> torch.Tensor:
         """The tensor, if nobody wrote into it since it was saved."""
-        if version_of(self.tensor) != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                f"saved tensor of shape {tuple(self.tensor.shape)} is at version {version_of(self.tensor)}; expected "
-                f"version {self.version} instead."
-            )
-        return self.tensor
+        return checked(self.tensor, self.version)
+
+
+def checked(tensor: torch.Tensor, version: int) -> torch.Tensor:
+    """The tensor, if it still is at the version at which it was saved."""
+    if version_of(tensor) != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: a saved "
+            f"tensor of shape {tuple(tensor.shape)} is at version {version_of(tensor)}; expected version {version} "
+            "instead."
+        )
+    return tensor

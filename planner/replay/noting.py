@@ -14,6 +14,7 @@ from .calls import StorageNames, is_plain, storage_key, tensors_in, version_of
 from .directions import Direction
 from .group import Group
 from .noted import Call, Ref, Source
+from .takers import Takers
 
 MOST_KNOWN = 32  # kinds of arguments remembered for an operation
 _MOST_WATCHED = 1 << 16  # bytes: statistics and counters, which some kernels write without counting it
@@ -47,15 +48,21 @@ class Noting:
     """
 
     __slots__ = (
-        "_accounted", "_made", "_overwritten", "_plain", "_seen", "call", "direction", "group", "index", "known",
-        "sound", "tensors",
+        "_accounted", "_made", "_overwritten", "_plain", "_seen", "_takers", "call", "direction", "group", "index",
+        "known", "sound", "tensors",
     )  # fmt: skip
 
     def __init__(
-        self, direction: Direction, group: Group, made: Made, accounted: Accounts, overwritten: Collection[int]
+        self,
+        direction: Direction,
+        group: Group,
+        made: Made,
+        accounted: Accounts,
+        overwritten: Collection[int],
+        takers: Takers,
     ) -> None:
         self.direction, self.group, self._made, self._accounted = direction, group, made, accounted
-        self._overwritten = overwritten
+        self._overwritten, self._takers = overwritten, takers
         self.index = len(group.calls)
         self.tensors: list[torch.Tensor] = []
         self._seen: dict[int, Ref | Source] = {}
@@ -148,8 +155,7 @@ class Noting:
             found = Ref(*made[3], tensor.requires_grad)
         else:
             found = Source(tensor, position in self.direction.snapshot)
-            if not found.copied and (key := storage_key(tensor)) is not None:
-                self.group.sources.setdefault(key, []).append(found)
+            self._takers.note(found)
         self._seen[id(tensor)] = found
         return found
 
@@ -172,10 +178,8 @@ class Noting:
         """Take the call out of its group again, and let go of its tensors."""
         self.group.withdraw(self.index)
         for found in self._seen.values():
-            if type(found) is Source and not found.copied and (key := storage_key(found.tensor)) is not None:
-                noted = self.group.sources.get(key, [])
-                if found in noted:
-                    noted.remove(found)
+            if type(found) is Source:
+                self._takers.forget(found)
 
 
 class Watch:

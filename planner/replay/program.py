@@ -163,9 +163,10 @@ def _left(
     for position in call.captured:
         key = (call.index, position, 0)
         if key in expected:
-            lines.append(f"ready[{key}] = [saved[{position}].detach(), {expected[key]}]")
+            lines.append(f"s = saved[{position}]")
+            lines.append(f"ready[{key}] = [s.detach() if s.requires_grad else s, {expected[key]}]")
     if call.captured:
-        lines.append("saved.clear()")
+        lines.append("s = None; saved.clear()")
     waits = {output for at, output, kind in expected if at == call.index and kind == -1}
     used = {output for at, output in last_use if at == call.index}
     if not call.single and waits | used:

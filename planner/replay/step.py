@@ -15,6 +15,7 @@ from .handles import Handle, Kept
 from .noting import Accounts, Made, MadeAgain
 from .program import Programs
 from .protect import writes_in_place, written_by
+from .takers import Takers
 
 Slots = tuple[tuple[int, int, int, bool] | None, ...]
 
@@ -25,6 +26,7 @@ class Step:
     Attributes:
         position: how many operations have passed.
         groups: those of the plan that this step has begun.
+        takers: what the groups have taken from outside.
         made: results that a replay makes again, by `id`.
         accounted: the version of each storage as far as replays account for it.
         overwritten: storages into which something wrote that no replay repeats.
@@ -38,6 +40,7 @@ class Step:
         self.hooks_below: Any = None
         self.groups: list[Group | None] = [None] * directions.groups
         self._programs = directions.programs
+        self.takers = Takers()
         self.made: Made = {}
         # (operation, output) -> (storage, key in its group, what was made), for results that fill slots
         self._filling: dict[tuple[int, int], tuple[int, tuple[int, int, int], MadeAgain]] = {}
@@ -61,6 +64,7 @@ class Step:
     def withdraw(self, group: Group, index: int, taken: int) -> None:
         """Take a call that is not as planned out of its group, and what it took after the first `taken` entries."""
         group.withdraw(index, taken)
+        self.takers.withdrawn(group, taken)
         self.unsettled.clear()
 
     def unrepeated(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
@@ -75,10 +79,7 @@ class Step:
 
     def protect(self, written: list[torch.Tensor]) -> None:
         """Before a call that writes into these tensors: have groups copy what they noted of their storages."""
-        keys = [key for tensor in written if (key := storage_key(tensor)) is not None]
-        for group in self.groups:
-            if group is not None:
-                group.protect(keys)
+        self.takers.protect(self.groups, written)
 
     def bind(self, direction: Direction, index: int, result: Any, given: Collection[int | None]) -> None:
         """Note which results of this call, number `index` in its group, a replay will make again.
@@ -162,9 +163,7 @@ class Step:
 
     def finish(self) -> None:
         """Forward has ended: let go of all that only following needs."""
-        for group in self.groups:
-            if group is not None:
-                group.settle()
+        self.takers.clear()
         self.made.clear()
         self._filling.clear()
         self.groups.clear()

@@ -47,6 +47,10 @@ def bind(
     module = CapturedModule(found, graph, class_name=f"Captured{type(model).__name__}")
     module.training = model.training
     module.meta.update(
-        guards=captured.guards, limits=captured.limits, undo=captured.undo, undo_inputs=captured.undo_inputs
+        guards=captured.guards,
+        limits=captured.limits,
+        undo=captured.undo,
+        undo_inputs=captured.undo_inputs,
+        draws=captured.draws,
     )
     return module

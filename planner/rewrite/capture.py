@@ -93,14 +93,14 @@ class Captured:
         graph: the nodes.
         code: how it is called.
         constants: what its `get_attr` nodes name.
-        guards, limits, undo, undo_inputs: see `CapturedModule`.
+        guards, limits, undo, undo_inputs, draws: see `CapturedModule`.
         picture, state: the Python state under which it was captured.
         changes, settled: what the model's first call changes of it, and the picture after that.
     """
 
     def __init__(self, recorder: Recorder, code: CallCode, limits: tuple[str, ...]) -> None:
         self.graph, self.code, self.constants = recorder.graph, code, recorder.constants
-        self.guards, self.limits = tuple(recorder.guards), limits
+        self.guards, self.limits, self.draws = tuple(recorder.guards), limits, recorder.draws
         self.undo, self.undo_inputs = recorder.written()
         self.picture, self.state = recorder.picture, recorder.state
         self.changes: list[Change] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -83,7 +84,8 @@ def look(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What of a tensor may steer a forward without its values being read."""
     strides = tensor.stride() if tensor.layout is torch.strided else ()
     plain = plain_layout(tensor)
-    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, strides, plain
+    kind = type(tensor), tensor.is_inference()
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, strides, plain, *kind
 
 
 def modes() -> tuple[Any, ...]:
@@ -95,7 +97,8 @@ class CapturedModule(fx.GraphModule):  # type: ignore[misc,unused-ignore]
     """A captured forward. A call whose guards fail raises `GuardError` and leaves generators and buffers as they were.
 
     `meta["guards"]` lists the values that forward read from tensors, `meta["limits"]` what eager does beyond the graph,
-    `meta["undo"]` the names of the tensors that the graph writes into and that exist before the call.
+    `meta["undo"]` the names of the tensors that the graph writes into and that exist before the call, `meta["draws"]`
+    whether it draws from a generator.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,10 +107,24 @@ class CapturedModule(fx.GraphModule):  # type: ignore[misc,unused-ignore]
         Raises:
             GuardError: the model would take another path in this call.
         """
+        return self.guarded(super().__call__, args, kwargs)
+
+    def within(self, context: AbstractContextManager[Any], args: Any, kwargs: Any) -> Any:
+        """Run the graph within a context, which sees the graph's calls and no others."""
+        run = super().__call__
+
+        def ran(*args: Any, **kwargs: Any) -> Any:
+            with context:
+                return run(*args, **kwargs)
+
+        return self.guarded(ran, args, kwargs)
+
+    def guarded(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run code that stands for the graph; where it fails, modes are put back, and where a guard does, all is."""
         graded, cast = torch.is_grad_enabled(), autocast_state()
         before = Undo(self, args, kwargs) if self.meta["guards"] else None
         try:
-            return super().__call__(*args, **kwargs)
+            return run(*args, **kwargs)
         except BaseException as error:
             torch.set_grad_enabled(graded)
             for device, enabled, dtype in cast:
@@ -123,7 +140,7 @@ class Undo:
     """Generators' states and written tensors as they are before a run, to be put back."""
 
     def __init__(self, module: fx.GraphModule, args: Any, kwargs: Any) -> None:
-        self._states = generator_states()
+        self._states = generator_states() if module.meta["draws"] else None
         tensors = [operator.attrgetter(name)(module) for name in module.meta["undo"]]
         inputs = take_apart((args, kwargs))[1]
         tensors += [inputs[i] for i in module.meta["undo_inputs"] if i < len(inputs)]
@@ -131,7 +148,8 @@ class Undo:
 
     def undo(self) -> None:
         """Put everything back."""
-        set_generator_states(self._states)
+        if self._states is not None:
+            set_generator_states(self._states)
         with torch.no_grad():
             for tensor, copied in self._copies:
                 tensor.detach().copy_(copied)

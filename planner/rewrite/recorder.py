@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import CaptureError
 from ..profiling.describe import calling_line
-from ..replay.ambient import autocast_state
+from ..replay.ambient import autocast_state, choices, generator_states
 from ..replay.calls import call_name, is_operation, tensors_in, version_of
 from .constants import Constants
 from .functions import Apply, Functions
@@ -41,6 +41,7 @@ class Recorder(TorchFunctionMode):
         guards: what was read from tensors.
         limits: what forward did that the graph does not repeat, in order.
         op: how many operations have passed, as profiles count them.
+        draws: whether one of them drew from a generator.
     """
 
     def __init__(self, model: nn.Module, args: Any, kwargs: Any) -> None:
@@ -64,10 +65,12 @@ class Recorder(TorchFunctionMode):
         self._cast = autocast_state()
         self._depth = autocast_depth()
         self._at_begin = (self._cast, self._depth)
+        self._settings, self._states = choices(), generator_states()
         self._functions = Functions(self)
         # Only shapes matter here: what autograd would save is let go, so that this takes the memory of inference.
         self._saving = saved_tensors_hooks(lambda t: None, self._unpack)
         self.op = 0
+        self.draws = False
 
     @staticmethod
     def _unpack(_: Any) -> torch.Tensor:
@@ -135,6 +138,7 @@ class Recorder(TorchFunctionMode):
         """Make a call, and a node for it; `run` where that is how to make it this time, with calls of its own."""
         with torch._C.DisableTorchFunction():
             self._follow_autocast()
+            self._look_around()
             if _top_hooks(True) != self._hooks_below:
                 self.limits["saved-tensor hooks of its own (its own checkpoint, or offloading)"] = None
             given = [*tensors_in(args), *tensors_in(kwargs)]
@@ -142,6 +146,9 @@ class Recorder(TorchFunctionMode):
         first = self.op
         result = (run or func)(*args, **kwargs)
         with torch._C.DisableTorchFunction():
+            states = generator_states()
+            self.draws |= not all(map(torch.equal, self._states, states))
+            self._states = states
             if _counts(name, result):
                 self.op += run is None
                 node = self._node(name, func, node_args, node_kwargs)
@@ -165,7 +172,7 @@ class Recorder(TorchFunctionMode):
             node = self.graph.call_function(func, args, kwargs)
         else:
             constant = self.graph.get_attr(self.constants.add(func))
-            node = self.graph.call_function(_apply, (constant, *args), kwargs)
+            node = self.graph.call_function(called, (constant, *args), kwargs)
         return self._placed(node)
 
     def _placed(self, node: fx.Node) -> fx.Node:
@@ -200,6 +207,13 @@ class Recorder(TorchFunctionMode):
             constant = self.graph.get_attr(self.constants.add(cast))
             self.graph.call_function(set_autocast, (constant, depth == 0 and self._depth > 0))
         self._cast, self._depth = cast, depth
+
+    def _look_around(self) -> None:
+        """Between two calls: notice what is set there that calls depend on, and that no node repeats."""
+        if choices() != self._settings:
+            self.limits["the default type of numbers, or the kernels of attention, are set within forward"] = None
+        if not all(map(torch.equal, self._states, generator_states())):
+            self.limits["a random generator is seeded, or its state set, within forward"] = None
 
     # -- tensors and nodes ------------------------------------------------------------------------------------------
 
@@ -286,6 +300,7 @@ class Recorder(TorchFunctionMode):
         """Complete the graph, once forward has returned `output`; how it is called."""
         with torch._C.DisableTorchFunction():
             self._follow_autocast()
+            self._look_around()
             self.state.closures()
             changed = self.state.difference()
             template, tensors = take_apart(output)
@@ -324,5 +339,6 @@ def _nameable(func: Any) -> bool:
     return found is func or not name.startswith("torch.")
 
 
-def _apply(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls what has no name in generated code."""
     return function(*args, **kwargs)

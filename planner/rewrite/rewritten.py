@@ -36,7 +36,7 @@ class Rewritten:
         if self.captured is None:
             with torch.enable_grad():
                 captured = record(model, args, kwargs)
-            self.captured = fitting(captured, self.decision.profile)
+            self.captured = fitting(captured, self.decision.profile, self.decision.mechanism)
         if self._split is None:
             self._split = partition(self.captured.graph, self.decision.regions, self.decision.regional)
 
@@ -48,8 +48,8 @@ class Rewritten:
         except GuardError:
             return model(*args, **kwargs)
 
-    def run(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """One forward on the model in training.
+    def run(self, model: nn.Module, args: Any, kwargs: Any, observer: Any = None) -> Any:
+        """One forward on the model in training. There is nothing for an observer: torch tells nobody when it replays.
 
         Raises:
             GuardError: the model would take another path.
@@ -79,8 +79,8 @@ class Rewritten:
         self.__init__(state["decision"])  # type: ignore[misc]
 
 
-def fitting(captured: Captured, profile: Profile) -> Captured:
-    """The captured graph, if it can stand for the forward that was profiled.
+def fitting(captured: Captured, profile: Profile, mechanism: str) -> Captured:
+    """The captured graph, if it can stand for the forward that was profiled; `mechanism` is named in errors.
 
     Raises:
         UnsupportedModelError: forward does what a graph cannot repeat; the message names it.
@@ -88,8 +88,8 @@ def fitting(captured: Captured, profile: Profile) -> Captured:
     """
     if captured.limits:
         raise UnsupportedModelError(
-            f'mechanism "torch" runs a captured graph of {profile.model}, which cannot repeat what its forward does: '
-            f'{"; ".join(captured.limits)}. Use mechanism="slice", which follows the forward itself.'
+            f'mechanism "{mechanism}" runs a captured graph of {profile.model}, which cannot repeat what its '
+            f'forward does: {"; ".join(captured.limits)}. Use mechanism="slice", which follows the forward itself.'
         )
     found = [(n.meta["name"], n.meta["ops"]) for n in captured.graph.nodes if n.meta.get("ops")]
     inside = [op.name for op in profile.ops if op.inside]

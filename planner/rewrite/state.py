@@ -6,7 +6,6 @@ compared at each call. What cannot be seen (a file, the clock, another thread) i
 
 from __future__ import annotations
 
-import enum
 import gc
 import sys
 import sysconfig
@@ -19,9 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .contents import ATOMS, content, kinds
 from .structure import equal
+from .unchanged import Unchanged
 
-_ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 _OPAQUE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, torch.Generator)
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
@@ -62,6 +62,7 @@ class State:
         self._before: dict[int, Any] = {}
         self._added: dict[int, int] = {}
         self._changes: list[Change] = []
+        self._unchanged: Unchanged | None = None
         self._frames: set[tuple[types.CodeType, int]] = set()
         self._globals: set[tuple[int, str]] = set()
         self._closures: list[types.CodeType] = []
@@ -77,15 +78,21 @@ class State:
         self._values += other._values[values:]
         self._contents += other._contents[contents:]
         self._sizes += other._sizes[sizes:]
+        self._unchanged = None
 
     def __deepcopy__(self, memo: Any) -> State:
         return self
 
     def difference(self) -> str | None:
         """What is not as it was, for a message; None if all is."""
+        if not (self._before or self._added):
+            if self._unchanged is None:
+                self._unchanged = Unchanged(self._values, self._sizes, self._contents)
+            if self._unchanged.surely():
+                return None
         for index, (container, key, expected, label) in enumerate(self._values):
             found = container.get(key, _MISSING)
-            if found is not expected and not (isinstance(expected, _ATOMS) and equal(found, expected)):
+            if found is not expected and not (isinstance(expected, ATOMS) and equal(found, expected)):
                 if index in self._before and equal(found, self._before[index]):
                     continue  # not settled yet
                 return f"{label}, which was {_short(expected)}, is {_short(found)}"
@@ -93,14 +100,14 @@ class State:
             if len(container) != size and len(container) != size - self._added.get(index, 0):
                 return f"{label} has other attributes"
         for value, expected, label in self._contents:
-            if _content(value) != expected:
+            if content(value) != expected:
                 return f"{label} holds other values"
         return None
 
     def picture(self) -> dict[str, Any]:
         """The watched numbers, strings and flags by their names, such that those of a copy of the model are equal."""
-        found = {label: v for _, _, v, label in self._values if isinstance(v, _ATOMS)}
-        found.update({f"{label} (contents)": _kinds(value) for value, _, label in self._contents[: self._own[1]]})
+        found = {label: v for _, _, v, label in self._values if isinstance(v, ATOMS)}
+        found.update({f"{label} (contents)": kinds(value) for value, _, label in self._contents[: self._own[1]]})
         return found
 
     # -- what the first call settles --------------------------------------------------------------------------------
@@ -110,17 +117,17 @@ class State:
         found = []
         for index, (container, key, expected, _) in enumerate(self._values[: self._own[0]]):
             now = container.get(key, _MISSING)
-            if now is not expected and not (isinstance(expected, _ATOMS) and equal(now, expected)):
-                if not (isinstance(expected, _ATOMS) and isinstance(now, _ATOMS)):
+            if now is not expected and not (isinstance(expected, ATOMS) and equal(now, expected)):
+                if not (isinstance(expected, ATOMS) and isinstance(now, ATOMS)):
                     return None
                 found.append(Change("value", index, key, now))
         for index, (container, size, _) in enumerate(self._sizes[: self._own[2]]):
             known = {key for c, key, _, _ in self._values if c is container}
             new = [k for k in container if k not in known and k not in _MEMBERS] if len(container) != size else []
-            if len(container) != size + len(new) or not all(isinstance(container[key], _ATOMS) for key in new):
+            if len(container) != size + len(new) or not all(isinstance(container[key], ATOMS) for key in new):
                 return None
             found += [Change("size", index, key, container[key]) for key in new]
-        if any(_content(value) != expected for value, expected, _ in self._contents):
+        if any(content(value) != expected for value, expected, _ in self._contents):
             return None
         return found
 
@@ -176,7 +183,7 @@ class State:
         if isinstance(value, torch.Tensor):
             self.paths.setdefault(id(value), path)
             return
-        if depth == 0 or isinstance(value, (*_ATOMS, *_OPAQUE)) or id(value) in self._seen:
+        if depth == 0 or isinstance(value, (*ATOMS, *_OPAQUE)) or id(value) in self._seen:
             return
         if len(self._values) > _MOST:
             return
@@ -187,7 +194,7 @@ class State:
         if isinstance(value, (list, dict, set, tuple)):
             if isinstance(value, list) and value and isinstance(value[0], weakref.ref):
                 return  # a cache of the library's
-            self._contents.append((value, _content(value), label))
+            self._contents.append((value, content(value), label))
             items = value.items() if isinstance(value, dict) else enumerate(value) if not isinstance(value, set) else ()
             for key, item in list(items):
                 self._into(item, f"{label}[{key!r}]", (*path, ("item", key)), depth - 1)
@@ -218,7 +225,7 @@ class State:
             if (id(values), name) in self._globals:
                 continue
             self._globals.add((id(values), name))
-            if isinstance(value, (*_ATOMS, list, dict, set, tuple, torch.Tensor)) or _of_a_user(value):
+            if isinstance(value, (*ATOMS, list, dict, set, tuple, torch.Tensor)) or _of_a_user(value):
                 self._watch(values, name, value, f"{name} in {Path(code.co_filename).name}", (), _DEPTH)
 
     def closures(self) -> None:
@@ -233,9 +240,9 @@ class State:
                     value = cell.cell_contents
                 except ValueError:  # empty
                     continue
-                if isinstance(value, (*_ATOMS, list, dict, set, tuple)) or _of_a_user(value):
+                if isinstance(value, (*ATOMS, list, dict, set, tuple)) or _of_a_user(value):
                     label = f"{name} in {function.__qualname__}"
-                    self._contents.append((cell, _content(cell), label))
+                    self._contents.append((cell, content(cell), label))
                     self._into(value, label, (), _DEPTH)
         self._closures.clear()
 
@@ -249,37 +256,10 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 def _of_a_user(value: Any) -> bool:
     """Whether an object may hold state that forward is steered by, and not a library's own."""
-    if isinstance(value, (*_ATOMS, *_OPAQUE, torch.Tensor)) or not hasattr(value, "__dict__"):
+    if isinstance(value, (*ATOMS, *_OPAQUE, torch.Tensor)) or not hasattr(value, "__dict__"):
         return False
     package = type(value).__module__.partition(".")[0]
     return package not in sys.stdlib_module_names and package not in ("torch", "numpy", "builtins", "ckpt_planner")
-
-
-def _content(value: Any) -> Any:
-    """What is in a container, so that it can be compared: atoms by value, the rest by identity."""
-    if isinstance(value, types.CellType):
-        try:
-            return ("cell", _content(value.cell_contents))
-        except ValueError:
-            return ("cell",)
-    if isinstance(value, dict):
-        return ("dict", tuple((k, _content(v)) for k, v in value.items()))
-    if isinstance(value, (list, tuple)):
-        return (type(value).__name__, tuple(map(_content, value)))
-    if isinstance(value, (set, frozenset)):
-        return ("set", frozenset(map(_content, value)))
-    return (type(value).__name__, value if isinstance(value, _ATOMS) else id(value))
-
-
-def _kinds(value: Any) -> Any:
-    """What is in a container: atoms by value, the rest by type."""
-    if isinstance(value, dict):
-        return tuple((k if isinstance(k, str) else type(k).__name__, _kinds(v)) for k, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_kinds, value))
-    if isinstance(value, (set, frozenset)):
-        return (type(value).__name__, len(value))
-    return value if isinstance(value, _ATOMS) else type(value).__name__
 
 
 def resolve(model: nn.Module, path: tuple[Step, ...]) -> Any:
@@ -293,4 +273,4 @@ def resolve(model: nn.Module, path: tuple[Step, ...]) -> Any:
 def _short(value: Any) -> str:
     if value is _MISSING:
         return "gone"
-    return repr(value)[:60] if isinstance(value, _ATOMS) else f"a {type(value).__name__}"
+    return repr(value)[:60] if isinstance(value, ATOMS) else f"a {type(value).__name__}"
