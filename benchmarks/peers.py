@@ -4,8 +4,8 @@ For each model the peers give points (measured peak, step time): every block by 
 sqrt(N) segments where the blocks are a Sequential, a selective list of what to save (matrix products and attention,
 every second product recomputed), and torch's `activation_memory_budget` under `aot_eager`, which runs the kernels of
 eager. Ours is planned with each point's peak as its budget, to be carried out by mechanism "slice", which is the
-default, and by "graph", which runs a captured graph as the compiler does. `--rotor` runs the two small models at the budgets at which
-chain and graph planners were measured instead.
+default, and by "graph", which runs a captured graph as the compiler does. `--rotor` runs the two small models at the
+budgets at which chain and graph planners were measured instead.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ Strategy = Literal["budget", "sqrt", "all", "none"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 PROVEN_GAP = 1e-3
 OPEN = 0.05  # a gap above this is worth searching longer
+WIDE_OPEN = 0.1  # and from which it is searched much longer from everywhere
 # The relaxation with whole decisions: for so many operations at most, where the gap is above this, with so many nodes.
 WHOLE = ((200, 0.005, 30), (400, 0.02, 10), (800, 0.04, 1))
 LONG = (800, 0.1, 200)  # and once more for longer, where that leaves much open
@@ -127,7 +128,7 @@ def _searched(problem: Problem, search: Search) -> float:
         search.start_from(found.dropped)
     search.run()
     if search.least_seconds() * (1 - OPEN) > bound:
-        search.deepen()
+        search.deepen(search.least_seconds() * (1 - WIDE_OPEN) > bound)
     for limits in (WHOLE, (LONG,)):
         nodes = _worth_whole(problem, search.least_seconds(), bound, limits)
         if nodes and not search.expired() and (whole := relaxed(problem, nodes)) is not None:

@@ -27,7 +27,8 @@ FEWEST = 3  # segmentations that are tried however large the model is
 ROUNDS = 2  # how often a segmentation's model is solved
 LOCAL, MORE = 160_000, 100  # operations that local search looks at, and so many more for each of the step's moments
 LEAST, EACH = 100_000, 400  # the same for small problems
-DEEPER = 1000  # operations that local search looks at for each of the model's where much is left open
+WIDER, WIDEST = 6, 6_000_000  # where very much is open: how many times as long, and the most operations
+DEEPER, DEEP = 1000, 8_000_000  # operations that local search looks at for each of the model's where much is left open
 STARTS = 3  # how many decisions it starts from
 THRESHOLDS = (0.01, 0.5, 0.99)  # what a relaxed decision drops by more is dropped where a plan starts from it
 
@@ -157,12 +158,18 @@ class Search:
             else:
                 yield tuple(sorted({*cuts, p}))
 
-    def improve(self) -> None:
-        """Local search from the relaxed decisions and the best met, then by lot around the best of all."""
+    def improve(self, more: int = 1) -> None:
+        """Local search from the relaxed decisions and the best met, then by lot around the best of all.
+
+        With `more`, so many times as long, and from those relaxed decisions again from which it was too short.
+        """
         moments = self.state.t.n + self.state.t.m
         left = total = min(LEAST + EACH * moments, LOCAL + MORE * moments)
+        if more > 1:
+            left = total = max(total, min(more * total, WIDEST))
         best = [frozenset(found.dropped) for found in sorted(self.pool)[:STARTS]]
-        starts, self.starts = list(dict.fromkeys([*self.starts, *best])), []
+        starts = list(dict.fromkeys([*self.starts, *best]))
+        self.starts = []
         for start in starts:
             if self.over:
                 return
@@ -170,6 +177,8 @@ class Search:
             self.state.move_to(start)
             self.local.run(self.state)
             self.pool.add(self.here())
+            if self.local.left <= 0:
+                self.starts.append(start)
             left -= share - self.local.left
         nearest = min(self.pool)
         if not nearest.excess and not self.over:
@@ -178,12 +187,19 @@ class Search:
             self.local.shake(self.state, Random(0))
             self.pool.add(self.here())
 
-    def deepen(self) -> None:
-        """Goes on from the best decision for longer, where the bound leaves much open; most have converged by then."""
-        self.local.left = DEEPER * self.state.t.n
+    def deepen(self, wide: bool) -> None:
+        """Goes on for longer where the bound leaves much open, from the best decision and then by lot."""
+        if wide:
+            self.improve(WIDER)
+        n = self.state.t.n
+        self.local.left = max(DEEPER * n, min(3 * DEEPER * n, DEEP))
         self.state.move_to(min(self.pool).dropped)
         self.local.run(self.state)
         self.pool.add(self.here())
+        if self.fits() and not self.over:
+            self.state.move_to(min(self.pool).dropped)
+            self.local.shake(self.state, Random(1))
+            self.pool.add(self.here())
 
     def fits(self) -> bool:
         """Whether a decision that keeps the budget has been met."""
