@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from functools import partial
 
 import torch
 
 from benchmarks.family import Family
-from benchmarks.peer_models import BLOCKS, SUITE, bert_large_full
+from benchmarks.peer_models import BLOCKS, SUITE, bert_large_full, gpt2
 from benchmarks.peer_ways import blocks_of, inside, peak_of, step_of, wrapped
 from benchmarks.timing import interleaved
 from ckpt_planner import InfeasibleBudgetError, optimize
@@ -24,6 +25,7 @@ from ckpt_planner.profiling.meter import make_meter
 MB = 1e6
 MODELS = {**{name: SUITE[name] for name in ("gpt2", "bert_large", "vit", "swin", "t5", "mixtral")}}
 MODELS["bert_large_full"] = bert_large_full
+MODELS["gpt2_batch_8"] = partial(gpt2, 8)  # of a batch of 2, parameters and gradients are most of the peak
 HEAD = (
     "| model | plain, MB | by hand, MB | its time | budget | peak, MB | ours | ours / its time above plain | gap |\n"
     "|---|---|---|---|---|---|---|---|---|"

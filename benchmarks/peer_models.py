@@ -98,11 +98,11 @@ def rotor_resnet() -> Family:
     return Family(SmallResNet(), (torch.randn(16, 3, 32, 32),), {}, _mean)
 
 
-def gpt2() -> Family:
+def gpt2(batch: int = 2) -> Family:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=8192, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0))
-    ids = torch.randint(8192, (2, 256))
+    ids = torch.randint(8192, (batch, 256))
     return Family(model, (), {"input_ids": ids, "labels": ids, "use_cache": False}, None)
 
 
@@ -228,6 +228,7 @@ SUITE = {
 # The class of the blocks that people wrap in each of them.
 BLOCKS = {
     "gpt2": "GPT2Block",
+    "gpt2_batch_8": "GPT2Block",
     "bert_large": "BertLayer",
     "bert_large_full": "BertLayer",
     "vit": "ViTLayer",

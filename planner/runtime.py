@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from .ranks import Ranks, ranks_of
 from .replay.ambient import foreign_modes, modes_below
 from .replay.calls import transforming
 from .replay.follow import Follower
-from .rewrite.rewritten import Rewritten
 from .together import plan_together
 
 log = logging.getLogger("ckpt_planner")
@@ -68,6 +68,7 @@ class Runtime(Deciding):
         super().__init__(budget, strategy, loss_fn, optimizer, progress, mechanism, gradient_buckets)
         self.cache: OrderedDict[Key, Planned] = OrderedDict()
         self.left: dict[Key, Planned] = {}
+        self._latest: tuple[Planned, Graphed, Key] | None = None  # the last call's, if a graph ran it
         self.calls = 0
         self.watches: list[Watch] = []  # steps that are being watched; each belongs to a monitor
         self._replans: dict[Key, int] = {}
@@ -103,6 +104,7 @@ class Runtime(Deciding):
         """Keep a decision for calls of this kind."""
         self.cache[key] = planned
         self.cache.move_to_end(key)
+        self._latest = None
         while len(self.cache) > CACHE:
             self.cache.popitem(last=False)
         self.first = self.first or planned
@@ -137,6 +139,13 @@ class Runtime(Deciding):
             self._said_within = True
             return plainly(*args, **kwargs)
         self.calls += 1
+        if self._latest is not None and not self.watches:
+            planned, graphed, key = self._latest
+            if (
+                tensors := graphed.tensors_of(model, args, kwargs)
+            ) is not None:  # all that the key is made of is as it was
+                run = partial(graphed.run_on, model, tensors, args, kwargs)
+                return self._run(planned, run, model, plainly, args, kwargs, key)
         key = self.key(model, args, kwargs)
         planned = self.cache.get(key)
         if planned is None:
@@ -146,7 +155,11 @@ class Runtime(Deciding):
         for watch in self.watches:
             watch.called(planned.decision, (args, kwargs))
         if planned.rewritten is not None:
-            return self._run(planned, planned.rewritten, model, plainly, args, kwargs, key)
+            if isinstance(planned.rewritten, Graphed):
+                self._latest = (planned, planned.rewritten, key)
+            observer = self._observer() if self.watches else None
+            run = partial(planned.rewritten.run, model, args, kwargs, observer)
+            return self._run(planned, run, model, plainly, args, kwargs, key)
         if planned.directions is None:
             return plainly(*args, **kwargs)
         follower = Follower(planned.directions)
@@ -182,7 +195,7 @@ class Runtime(Deciding):
     def _run(
         self,
         planned: Planned,
-        rewritten: Rewritten | Graphed,
+        run: Callable[[], Any],
         model: nn.Module,
         plainly: Any,
         args: Any,
@@ -193,7 +206,7 @@ class Runtime(Deciding):
         _ACTIVE.busy = True
         try:
             try:
-                result = rewritten.run(model, args, kwargs, self._observer() if self.watches else None)
+                result = run()
             except (GuardError, CaptureError, UnsupportedModelError) as error:
                 missed = error
             else:
@@ -266,6 +279,7 @@ class Runtime(Deciding):
                 )
             self.left[key] = planned
             self.cache.pop(key, None)
+            self._latest = None
 
     def _mechanism(self, profile: Profile, model: nn.Module, args: Any, kwargs: Any) -> Mechanism:
         if self.key(model, args, kwargs) in self._followed:
@@ -277,7 +291,7 @@ class Runtime(Deciding):
         return self._replans.get(key, 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("progress", "watches", "_ranks", "_group", "_casts")
+        own = ("progress", "watches", "_ranks", "_group", "_casts", "_latest")
         state = {k: v for k, v in self.__dict__.items() if k not in own}
         if isinstance(self.optimizer, torch.optim.Optimizer):  # belongs to the original's parameters
             state["optimizer"] = type(self.optimizer)
@@ -286,7 +300,7 @@ class Runtime(Deciding):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.progress, self.watches, self._ranks, self._group = (lambda stage: None), [], None, None
-        self._casts = Casts()
+        self._casts, self._latest = Casts(), None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runtime:
         made = Runtime.__new__(Runtime)

@@ -58,6 +58,7 @@ class _Writer:
             given for node in graph.nodes if _writes(node) for given in node.all_input_nodes if given.op != "get_attr"
         }
         self._filled: dict[int, list[str]] = {}  # results that slots are filled from, by group, as far as made
+        self._written = {d.group for d in directions.ops if d.writes}  # groups with calls that write in place
         self._begun: set[int] = set()
         self._constants: set[fx.Node] = set()
         self._lines: list[str] = []
@@ -184,9 +185,11 @@ class _Writer:
         fills = [f"r[{output}]" if not call.single else _name(node) for output in sorted(direction.fills)]
         lines = [f"r = tuple(tensors_in({_name(node)}))"] if fills and not call.single else []
         for output, result in zip(sorted(direction.fills), fills, strict=True):
-            # A name is given to another storage once its own is gone, which it is not while the result is here.
-            key = "storage_key" if self._filled_while_here(node, position, output, call.single) else "hold"
-            lines.append(f"k{position}_{output}, n{position}_{output} = {key}({result}), {result}._version")
+            lines.append(f"n{position}_{output} = {result}._version")
+            readers = self._readers.get((position, output), ())
+            if number in self._written or not all(self._held(reader, node, position) for reader in readers):
+                # A name is given to another storage once its own is gone, which it may be when slots are filled.
+                lines.append(f"k{position}_{output} = hold({result})")
             self._filled.setdefault(number, []).append(f"{position}_{output}")
         self._hooked(node, position, [*self._versions(node, direction), *lines])
         if lines and not call.single:
@@ -201,10 +204,6 @@ class _Writer:
             yield f"k = storage_key({_name(written)})"
             for result in self._filled.get(direction.group, ()):
                 yield f"if k == k{result}: n{result} = {_name(written)}._version"
-
-    def _filled_while_here(self, node: fx.Node, op: int, output: int, single: bool) -> bool:
-        """Whether all slots that a result fills are of calls which are made while it is held."""
-        return single and all(reader is node or node in reader.all_input_nodes for reader in self._readers[op, output])
 
     def _pairs(self, node: fx.Node, call: Familiar) -> Any:
         """What is noted of each tensor from outside the group, and its version."""
@@ -242,14 +241,22 @@ class _Writer:
             return [*lines, "if not s.tensor.is_leaf: s.stay()"]
         if slot.output == HIDDEN:
             return [*lines, f"s.drop(g{slot.group}, {slot.key}, False)"]
-        source = self._by_position[slot.op]
-        held = (source is node or source in node.all_input_nodes) and source not in self._turned
-        whole = f"s.tensor is {_name(source)}" if held and self._single(slot.op) else "False"
-        result = f"{slot.op}_{slot.output}"
+        source, result = self._by_position[slot.op], f"{slot.op}_{slot.output}"
+        stay = f"else: s.stay(g{slot.group}, {slot.key})"
         # Another version: something that does not run again wrote into it since.
-        same = f"storage_key(s.tensor) == k{result} and s.version == n{result}"
-        drop = f"s.drop(g{slot.group}, {slot.key}, {whole})"
-        return [*lines, f"if {same}: {drop}", f"else: s.stay(g{slot.group}, {slot.key})"]
+        if not self._held(node, source, slot.op):
+            same = f"storage_key(s.tensor) == k{result} and s.version == n{result}"
+            return [*lines, f"if {same}: s.drop(g{slot.group}, {slot.key}, False)", stay]
+        name = _name(source)
+        lines.append(f"if s.version != n{result}: s.stay(g{slot.group}, {slot.key})")
+        lines.append(f"elif s.tensor is {name}: s.tensor, s.group, s.key = None, g{slot.group}, {slot.key}")
+        lines.append(f"elif storage_key(s.tensor) == storage_key({name}): s.drop(g{slot.group}, {slot.key}, False)")
+        return [*lines, stay]
+
+    def _held(self, node: fx.Node, source: fx.Node, op: int) -> bool:
+        """Whether the one result of a call is still there, as it was, when another call, or itself, has been made."""
+        here = source is node or source in node.all_input_nodes
+        return here and self._single(op) and source not in self._turned
 
     def _single(self, position: int) -> bool:
         return self._directions.ops[position].familiar[0].single

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _BOUND = 4  # models that one decision is bound to at a time: the user's and copies of it
 _STEPS = 2  # steps in which the graph is followed, at most, before code is written for what is known by then
+_KIND = attrgetter("requires_grad", "dtype", "device")
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 Observer = Callable[[Any, bool], None]
@@ -72,6 +75,19 @@ class Graphed:
             return self.bound_to(model, args, kwargs).run(args, kwargs, observer)
         return known[1].run(args, kwargs, observer)
 
+    def tensors_of(self, model: nn.Module, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
+        """The tensors of a call for which code is written and all guards hold; None for any other."""
+        known = self._bound.get(id(model.__dict__))
+        return known[1].tensors_of(args, kwargs) if known is not None and known[0] is model.__dict__ else None
+
+    def run_on(self, model: nn.Module, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+        """One forward on what `tensors_of` returned.
+
+        Raises:
+            GuardError: a value that forward reads is another one.
+        """
+        return self._bound[id(model.__dict__)][1].run_on(tensors, args, kwargs)
+
     def bound_to(self, model: nn.Module, args: Any, kwargs: Any) -> _Bound:
         """Bind to the model as it is now: what of its Python state changes from now on is noticed."""
         self.prepare(model, args, kwargs)
@@ -99,7 +115,8 @@ class _Bound:
         self._values = captured.constants.found_on(model, names)
         self._fixed: FixedGroups | None = None
         self._forward: Forward | None = None
-        self._observer: Observer | None = None
+        self._parameters = list(model.parameters())
+        self._kinds = list(map(_KIND, self._parameters))
         self._followed = 0
 
     def run(self, args: Any, kwargs: Any, observer: Observer | None) -> Any:
@@ -111,8 +128,24 @@ class _Bound:
         if self._forward is None:
             self._followed += 1
             return self.follow(args, kwargs, observer)
-        self._observer = observer
-        return self._module.guarded(self._written, args, kwargs)
+        return self._module.guarded(partial(self._written, observer, None), args, kwargs)
+
+    def tensors_of(self, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
+        if self._forward is None or _top_hooks(True) is not None or not self._settings_hold():
+            return None
+        if list(map(_KIND, self._parameters)) != self._kinds:
+            return None
+        try:
+            return self._code.flat(args, kwargs)
+        except GuardError:
+            return None
+
+    def run_on(self, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+        return self._module.guarded(partial(self._written, None, tensors), args, kwargs)
+
+    def _settings_hold(self) -> bool:
+        assert self._fixed is not None
+        return self._fixed.choices is None or choices() == self._fixed.choices
 
     def _ready(self) -> bool:
         return self._followed >= _STEPS or all(d.familiar for d in self._directions.ops if d.group >= 0)
@@ -126,13 +159,14 @@ class _Bound:
         finally:
             step.finish()
 
-    def _written(self, *args: Any, **kwargs: Any) -> Any:
+    def _written(self, observer: Observer | None, tensors: list[torch.Tensor] | None, *args: Any, **kwargs: Any) -> Any:
         assert self._fixed is not None and self._forward is not None
-        if self._fixed.choices is not None and choices() != self._fixed.choices:
-            raise GuardError("the default type of numbers or the kernels of attention differ from those when planned")
-        tensors = self._code.flat(args, kwargs)
+        if tensors is None:
+            if not self._settings_hold():
+                raise GuardError("the default type of numbers or the kernels of attention differ from those planned")
+            tensors = self._code.flat(args, kwargs)
         step = GraphStep(self._directions, self._fixed)
-        step.observer = self._observer
+        step.observer = observer
         try:
             return self._code.process_outputs(self._forward(step, tensors))
         finally:

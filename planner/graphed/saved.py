@@ -22,8 +22,11 @@ class Saved(Handle):
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor: torch.Tensor | None = tensor
-        self.version = version_of(tensor)
         self.group = self.geometry = None
+        try:
+            self.version = tensor._version
+        except RuntimeError:  # an inference tensor
+            self.version = version_of(tensor)
 
     def drop(self, group: Group, key: tuple[int, int, int], whole: bool) -> None:
         """Let the tensor go; `whole` where it is the very result that the key names, and not another look at it."""
@@ -53,5 +56,6 @@ def unpack(saved: Saved) -> torch.Tensor:
     group = saved.group
     if group is not None:
         return group.fetch(saved)
-    assert saved.tensor is not None
-    return saved.tensor if version_of(saved.tensor) == saved.version else checked(saved.tensor, saved.version)
+    tensor = saved.tensor
+    assert tensor is not None
+    return tensor if saved.version >= 0 and tensor._version == saved.version else checked(tensor, saved.version)
