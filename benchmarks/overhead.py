@@ -1,9 +1,9 @@
 """`python -m benchmarks.overhead`: what a recomputed block costs beyond its kernels, against `torch.utils.checkpoint`.
 
 Transformer blocks on tiny tensors, where kernels take next to no time: each block recomputed as a whole, and with the
-results of matrix products and attention kept inside, by us and by non-reentrant checkpoints without and with a
-selective policy. Microseconds of CPU a block above the plain step: of each way, what a fifth of its interleaved steps
-stay below, since a shared machine disturbs some of any number of steps.
+results of matrix products and attention kept inside, by us (mechanisms "slice" and "graph") and by non-reentrant
+checkpoints without and with a selective policy. Microseconds of CPU a block above the plain step: of each way, what a
+fifth of its interleaved steps stay below, since a shared machine disturbs some of any number of steps.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def keeping_products(plan: Plan) -> Plan:
     wish = [s for s in plan.decision.solution.dropped if s not in made]
     judged = problem.judge(wish)
     solution = rate(problem, judged, by_rule=True)
-    point = FrontierPoint(1 << 50, judged.peak_bytes, judged.seconds, 0.0, 0.0, 0.0, solution)
+    point = FrontierPoint(1 << 50, judged.peak_bytes, judged.seconds, 0.0, 0.0, 0.0, solution, plan.mechanism)
     return plan.at(point)
 
 
@@ -104,6 +104,8 @@ def main() -> None:
     model, x = Blocks(), torch.randn(1, TOKENS, WIDTH, requires_grad=True)
     whole = optimize(model, budget=1 << 50, strategy="all", example_args=(x,))
     kept = keeping_products(whole)
+    graph = optimize(model, budget=1 << 50, strategy="all", example_args=(x,), mechanism="graph")
+    kept_by_graph = keeping_products(graph)
     blind = blindly(whole, x)
     rerun = [sum(s.nodes for s in plan.segments) for plan in (whole, kept)]
     assert 0 < rerun[1] < rerun[0], f"operations that run again: {rerun}"  # or both rows would measure the same
@@ -123,18 +125,21 @@ def main() -> None:
         "checkpoint, products kept": step(model, partial(how, context_fn=selective)),
         "ours": step(whole.model),
         "ours, products kept": step(kept.model),
+        "graph": step(graph.model),
+        "graph, products kept": step(kept_by_graph.model),
         "ours, blindly": step(blind.model),
     }
     seconds = {n: _low(times) for n, times in interleaved(ways, options.repeats, time.process_time).items()}
     above = {name: (each - seconds["plain"]) / BLOCKS * 1e6 for name, each in seconds.items()}
     again = len(whole.profile.ops) // BLOCKS
     print(f"{BLOCKS} blocks of {again} operations on {TOKENS} x {WIDTH} numbers, 1 thread; µs a block above plain\n")
-    print("| kept inside | torch.utils.checkpoint | ours | ours / its |\n|---|---|---|---|")
+    print("| kept inside | torch.utils.checkpoint | slice | slice / its | graph | graph / its |")
+    print("|---|---|---|---|---|---|")
     for label, suffix in (("nothing", ""), ("products and attention", ", products kept")):
-        theirs, ours = above[f"checkpoint{suffix}"], above[f"ours{suffix}"]
-        print(f"| {label} | {theirs:.0f} | {ours:.0f} | {ours / theirs:.0%} |")
+        theirs, ours, ran = (above[f"{way}{suffix}"] for way in ("checkpoint", "ours", "graph"))
+        print(f"| {label} | {theirs:.0f} | {ours:.0f} | {ours / theirs:.0%} | {ran:.0f} | {ran / theirs:.0%} |")
     looking = (above["ours"] - above["ours, blindly"]) / (rerun[0] / BLOCKS)
-    print(f"of ours, looking whether a call is the same again: {looking:.1f} µs for each that runs again")
+    print(f"of slice, looking whether a call is the same again: {looking:.1f} µs for each that runs again")
     print(f"operations that run again: {rerun[0]} and {rerun[1]} of {len(whole.profile.ops)}")
 
 

@@ -1,8 +1,8 @@
 """`python -m benchmarks.plots peers|solver FILE -o OUTPUT`: pictures of what other benchmarks wrote, PNG and SVG.
 
 `peers` draws the points that `benchmarks.peers --points FILE` added: for each model what is measured at every peer's
-peak, the peers' and ours. `solver` draws `benchmarks.solver --points FILE`: seconds and memory against size. Needs the
-extra `[plots]`.
+peak, the peers' and ours by both mechanisms. `solver` draws `benchmarks.solver --points FILE`: seconds and memory
+against size. Needs the extra `[plots]`.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ def peers(points: list[dict[str, Any]]) -> Any:
             )
         ours = sorted((p["our_peak"], p["our_overhead"]) for p in found if math.isfinite(p["ours_to_its"]))
         axes.plot([b / MB for b, _ in ours], [100 * o for _, o in ours], "o-", color=OURS, markersize=4, label="ours")
+        graph = sorted((p["our_peak"], p["graph_overhead"]) for p in found if p.get("graph_overhead") is not None)
+        look = {"color": OURS, "alpha": 0.5, "markersize": 4, "label": 'ours, mechanism "graph"'}
+        axes.plot([b / MB for b, _ in graph], [100 * o for _, o in graph], "s--", **look)
         axes.set(title=f"{model}, plain {found[0]['plain_peak'] / MB:.0f} MB", xlabel="peak, MB", ylabel="more time, %")
         axes.grid(alpha=0.3)
     for axes in list(grid.flat)[len(by_model) :]:

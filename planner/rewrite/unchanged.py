@@ -69,7 +69,7 @@ class Unchanged:
             return (
                 list(map(len, self._sized)) == self._sizes
                 and all(map(is_, chain.from_iterable(map(dict.values, self._containers)), self._values))
-                and all(map(is_, chain.from_iterable(self._containers), self._keys))
+                and list(chain.from_iterable(self._containers)) == self._keys
                 and not any(self._empty)
                 and all(container.get(key, _MISSING) is value for container, key, value in self._single)
                 and all(content(value) == expected for value, expected in self._filled)
