@@ -18,6 +18,7 @@ from .deciding import Deciding, Planned
 from .errors import CaptureError, CkptPlannerError, GuardError, InfeasibleBudgetError, UnsupportedModelError
 from .graphed.graphed import Graphed
 from .mechanism import Mechanism, Slice
+from .modelstate import model_state
 from .profile import Profile
 from .profiling.garbage import cheap_collections
 from .profiling.signature import input_signature
@@ -38,6 +39,8 @@ Key = tuple[Any, ...]
 
 # Set while a step is followed or measured in this thread: planned modules inside it run as they are.
 _ACTIVE = threading.local()
+_hooks_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
+_PLANNING = threading.RLock()  # a step is measured by torch's profiler, of which a process has one
 
 
 class Runtime(Deciding):
@@ -89,6 +92,10 @@ class Runtime(Deciding):
             CaptureError, UnsupportedModelError: the step cannot be measured.
             PlanMismatchError: the first rank has another model.
         """
+        with _PLANNING:
+            return self._plan(model, args, kwargs)
+
+    def _plan(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
         ranks = self._ranks = self._ranks or ranks_of(self._group)
         self.several = ranks is not None
         call = (model, args, kwargs)
@@ -118,14 +125,14 @@ class Runtime(Deciding):
         """Take the first decision for calls of its kind on `model`, in the mode that the model is in now."""
         assert self.first is not None
         self.first.trust_nothing()
-        self.cache[(self.first.decision.profile.input_signature, *_state(model))] = self.first
+        self.cache[(self.first.decision.profile.input_signature, *model_state(model))] = self.first
 
     # -- running ----------------------------------------------------------------------------------------------------
 
     @staticmethod
     def key(model: nn.Module, args: Any, kwargs: Any) -> Key:
         """What has to be equal for a decision to be the right one: the call's kind, the model's state."""
-        return (input_signature(args, kwargs), *_state(model))
+        return (input_signature(args, kwargs), *model_state(model))
 
     def call(self, model: nn.Module, plainly: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of `plan.model`: follow the plan for it, making one first if there is none."""
@@ -140,12 +147,11 @@ class Runtime(Deciding):
             return plainly(*args, **kwargs)
         self.calls += 1
         if self._latest is not None and not self.watches:
-            planned, graphed, key = self._latest
-            if (
-                tensors := graphed.tensors_of(model, args, kwargs)
-            ) is not None:  # all that the key is made of is as it was
+            latest, graphed, key = self._latest
+            tensors = graphed.tensors_of(model, args, kwargs)
+            if tensors is not None:  # all that the key is made of is as it was
                 run = partial(graphed.run_on, model, tensors, args, kwargs)
-                return self._run(planned, run, model, plainly, args, kwargs, key)
+                return self._run(latest, run, model, plainly, args, kwargs, key)
         key = self.key(model, args, kwargs)
         planned = self.cache.get(key)
         if planned is None:
@@ -237,6 +243,8 @@ class Runtime(Deciding):
             _ACTIVE.busy = False
             if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
                 torch.clear_autocast_cache()  # it holds the stand-in's weights
+                self._casts = Casts()
+                self._casts.stale(model)  # from here on
         decision = planned.decision
         log.info(
             "planned %s for %s: %s within a budget of %s",
@@ -322,28 +330,7 @@ def _within() -> str:
     """
     if transforming():
         return "vmap or a transformation of torch.func"
+    if not _hooks_allowed():
+        return "torch.autograd.graph.disable_saved_tensors_hooks"
     foreign = foreign_modes() if modes_below() else []
     return f"a torch function mode of your own ({', '.join(foreign)})" if foreign else ""
-
-
-def _state(model: nn.Module) -> Key:
-    """Modes, what is frozen, and the parameters' types and devices, of each module and parameter once.
-
-    As `modules()` and `parameters()` would give them, in a fraction of the time: this is done for each call.
-    """
-    modes: list[bool] = []
-    kinds: list[tuple[bool, torch.dtype, torch.device]] = []
-    seen: set[int] = set()
-    waiting: list[nn.Module] = [model]
-    while waiting:
-        module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        modes.append(module.training)
-        for parameter in module._parameters.values():
-            if parameter is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
-                kinds.append((parameter.requires_grad, parameter.dtype, parameter.device))
-        waiting += [child for child in module._modules.values() if child is not None]
-    return tuple(modes), tuple(kinds)

@@ -90,12 +90,15 @@ def generators() -> list[Any]:
 
 
 def own_inputs(value: Any) -> Any:
-    """Inputs of a step's own."""
+    """Inputs of a step's own; a tensor that is given twice is one, given twice."""
+    copies: dict[int, torch.Tensor] = {}
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        if id(leaf) not in copies:
+            copies[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        return copies[id(leaf)]
 
     return pytree.tree_map(one, value)
 

@@ -157,8 +157,11 @@ def test_a_tensor_that_is_given_twice_counts_once() -> None:
     assert plan.profile.input_bytes == x.nbytes
 
 
+@pytest.mark.parametrize("planned", ["before", "by the first call"])
 @pytest.mark.parametrize("mechanism", ["slice", "graph", "torch"])
-def test_autocast_that_stays_open_while_weights_change(mechanism: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_autocast_that_stays_open_while_weights_change(
+    mechanism: str, planned: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Eager then goes on with remembered casts of the old weights, which a replay would make of the new ones."""
     x = rows()[0]
     models = []
@@ -166,7 +169,7 @@ def test_autocast_that_stays_open_while_weights_change(mechanism: str, caplog: p
         seed(3)
         models.append(nn.Sequential(*[m for _ in range(5) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())]))
     call = {"loss_fn": lambda y: y.float().mean(), "strategy": "sqrt", "mechanism": mechanism}
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=planned == "before"):
         plan = optimize(models[1], 1 << 40, (x,), **call)
     assert plan.segments
 

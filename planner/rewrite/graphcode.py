@@ -31,11 +31,12 @@ class CallCode(CodeGen):  # type: ignore[misc,unused-ignore]
         super().__init__()
         self.inputs, self.tensors, self.output, self.state = inputs, tensors, output, state
         self.modes = modes()
+        self.twins: list[int] = []
 
     def under(self, state: State) -> CallCode:
         """The same for another model's Python state."""
         made = CallCode(self.inputs, self.tensors, self.output, state)
-        made.modes = self.modes
+        made.modes, made.twins = self.modes, self.twins
         return made
 
     def __deepcopy__(self, memo: Any) -> CallCode:
@@ -72,6 +73,8 @@ class CallCode(CodeGen):  # type: ignore[misc,unused-ignore]
             raise GuardError("the call's arguments differ from those that the graph was captured with")
         if [look(t) for t in tensors] != self.tensors:
             raise GuardError("shapes, types or devices of the call's tensors differ from those captured")
+        if twins(tensors) != self.twins:
+            raise GuardError("other tensors are given more than once than when the graph was captured")
         if modes() != self.modes:
             raise GuardError("gradients or autocast are switched otherwise than when the graph was captured")
         changed = self.state.difference() if self.state is not None else None
@@ -88,9 +91,18 @@ def look(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad, strides, plain, *kind
 
 
+def twins(tensors: list[torch.Tensor]) -> list[int]:
+    """Where each tensor is met first; nothing if none is met twice."""
+    if len(set(map(id, tensors))) == len(tensors):
+        return []
+    first: dict[int, int] = {}
+    return [first.setdefault(id(tensor), i) for i, tensor in enumerate(tensors)]
+
+
 def modes() -> tuple[Any, ...]:
     """The modes that decide what a call does, other than the model's."""
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()
+    cached = torch.is_autocast_cache_enabled()
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state(), cached
 
 
 class CapturedModule(fx.GraphModule):  # type: ignore[misc,unused-ignore]
@@ -121,12 +133,13 @@ class CapturedModule(fx.GraphModule):  # type: ignore[misc,unused-ignore]
 
     def guarded(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run code that stands for the graph; where it fails, modes are put back, and where a guard does, all is."""
-        graded, cast = torch.is_grad_enabled(), autocast_state()
+        graded, cast, cached = torch.is_grad_enabled(), autocast_state(), torch.is_autocast_cache_enabled()
         before = Undo(self, args, kwargs) if self.meta["guards"] else None
         try:
             return run(*args, **kwargs)
         except BaseException as error:
             torch.set_grad_enabled(graded)
+            torch.set_autocast_cache_enabled(cached)
             for device, enabled, dtype in cast:
                 torch.set_autocast_enabled(device, enabled)
                 torch.set_autocast_dtype(device, dtype)
@@ -155,8 +168,12 @@ class Undo:
                 tensor.detach().copy_(copied)
 
 
-def set_autocast(state: tuple[tuple[str, bool, torch.dtype], ...], clear: bool) -> None:
-    """Switch autocast as forward does at this place; `clear` where it lets its cache of cast weights go."""
+def set_autocast(state: tuple[tuple[str, bool, torch.dtype], ...], cached: bool, clear: bool) -> None:
+    """Switch autocast as forward does at this place; `clear` where it lets its cache of cast weights go.
+
+    `cached`: whether it has one.
+    """
+    torch.set_autocast_cache_enabled(cached)
     for device, enabled, dtype in state:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)

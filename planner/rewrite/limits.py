@@ -12,7 +12,12 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 _OF_A_MODULE = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+OF_ALL_MODULES = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
 
 
 @contextmanager
@@ -23,7 +28,7 @@ def side_effects(model: nn.Module) -> Iterator[list[str]]:
         if any(getattr(module, kind, None) for kind in _OF_A_MODULE):
             found.append(f"hooks on module '{name}'")
             break
-    if any(getattr(hooks, kind, None) for kind in _OF_ALL):
+    if any(getattr(hooks, kind, None) for kind in OF_ALL_MODULES):
         found.append("hooks on all modules")
     before = _draws()
     yield found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import keyword
 import operator
 import sys
 import weakref
@@ -17,12 +18,12 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import CaptureError
 from ..profiling.describe import calling_line
-from ..replay.ambient import autocast_state, choices, generator_states
 from ..replay.calls import call_name, is_operation, tensors_in, version_of
 from .constants import Constants
 from .functions import Apply, Functions
-from .graphcode import CallCode, autocast_depth, look, set_autocast
+from .graphcode import CallCode, look, set_autocast, twins
 from .guards import INCIDENTAL, SHAPES, Guard, check, comparable
+from .settings import Settings
 from .state import State
 from .structure import same_template, take_apart
 
@@ -41,7 +42,6 @@ class Recorder(TorchFunctionMode):
         guards: what was read from tensors.
         limits: what forward did that the graph does not repeat, in order.
         op: how many operations have passed, as profiles count them.
-        draws: whether one of them drew from a generator.
     """
 
     def __init__(self, model: nn.Module, args: Any, kwargs: Any) -> None:
@@ -58,19 +58,20 @@ class Recorder(TorchFunctionMode):
         self.constants = Constants(model, self.state)
         self._begun: list[tuple[Any, torch.Tensor, int]] = []  # what exists before, with its version
         self._inputs, tensors = take_apart(self._call)
-        self._looks = [look(t) for t in tensors]
+        self._looks, self._twins = [look(t) for t in tensors], twins(tensors)
         for i, tensor in enumerate(tensors):
             self._bind(tensor, self.graph.placeholder(f"input_{i}"))
             self._begun.append((i, tensor, version_of(tensor)))
-        self._cast = autocast_state()
-        self._depth = autocast_depth()
-        self._at_begin = (self._cast, self._depth)
-        self._settings, self._states = choices(), generator_states()
+        self._settings = Settings()
         self._functions = Functions(self)
         # Only shapes matter here: what autograd would save is let go, so that this takes the memory of inference.
         self._saving = saved_tensors_hooks(lambda t: None, self._unpack)
         self.op = 0
-        self.draws = False
+
+    @property
+    def draws(self) -> bool:
+        """Whether a call drew from a generator."""
+        return self._settings.draws
 
     @staticmethod
     def _unpack(_: Any) -> torch.Tensor:
@@ -87,6 +88,7 @@ class Recorder(TorchFunctionMode):
         self._saving.__enter__()  # type: ignore[no-untyped-call]
         self._hooks_below = _top_hooks(True)
         self._functions.__enter__()
+        self._settings.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         self._collecting = gc.isenabled()
         gc.disable()  # what a collection runs is not what forward runs
@@ -99,6 +101,7 @@ class Recorder(TorchFunctionMode):
         if self._collecting:
             gc.enable()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._settings.__exit__()
         self._functions.__exit__()
         self._saving.__exit__(*error)  # type: ignore[no-untyped-call]
         for handle in self._handles:
@@ -137,18 +140,17 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """Make a call, and a node for it; `run` where that is how to make it this time, with calls of its own."""
         with torch._C.DisableTorchFunction():
-            self._follow_autocast()
             self._look_around()
             if _top_hooks(True) != self._hooks_below:
                 self.limits["saved-tensor hooks of its own (its own checkpoint, or offloading)"] = None
             given = [*tensors_in(args), *tensors_in(kwargs)]
             node_args, node_kwargs = self._refer(args), self._refer(kwargs)
+            if any(map(keyword.iskeyword, kwargs)):
+                self.limits["an argument whose name is a keyword of Python"] = None
         first = self.op
         result = (run or func)(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            states = generator_states()
-            self.draws |= not all(map(torch.equal, self._states, states))
-            self._states = states
+            self._settings.called()
             if _counts(name, result):
                 self.op += run is None
                 node = self._node(name, func, node_args, node_kwargs)
@@ -201,19 +203,12 @@ class Recorder(TorchFunctionMode):
         node = self._placed(self.graph.call_function(check, (constant, *args), kwargs))
         node.meta["guard"] = guard
 
-    def _follow_autocast(self) -> None:
-        cast, depth = autocast_state(), autocast_depth()
-        if cast != self._cast or (depth == 0 and self._depth > 0):
-            constant = self.graph.get_attr(self.constants.add(cast))
-            self.graph.call_function(set_autocast, (constant, depth == 0 and self._depth > 0))
-        self._cast, self._depth = cast, depth
-
     def _look_around(self) -> None:
-        """Between two calls: notice what is set there that calls depend on, and that no node repeats."""
-        if choices() != self._settings:
-            self.limits["the default type of numbers, or the kernels of attention, are set within forward"] = None
-        if not all(map(torch.equal, self._states, generator_states())):
-            self.limits["a random generator is seeded, or its state set, within forward"] = None
+        """Between two calls: what was set there."""
+        if (cast := self._settings.autocast()) is not None:
+            constant = self.graph.get_attr(self.constants.add(cast[0]))
+            self.graph.call_function(set_autocast, (constant, *cast[1:]))
+        self.limits.update(dict.fromkeys(self._settings.limits()))
 
     # -- tensors and nodes ------------------------------------------------------------------------------------------
 
@@ -257,6 +252,8 @@ class Recorder(TorchFunctionMode):
             return slice(self._refer(value.start), self._refer(value.stop), self._refer(value.step))
         if isinstance(value, _LITERAL) or value is Ellipsis:
             return value
+        if isinstance(value, torch.Generator):
+            self.limits["a random generator of its own"] = None
         if callable(value) and not isinstance(value, type):
             self.limits[f"a Python function given to a call ({getattr(value, '__name__', type(value).__name__)})"] = (
                 None
@@ -299,7 +296,6 @@ class Recorder(TorchFunctionMode):
     def finish(self, output: Any) -> CallCode:
         """Complete the graph, once forward has returned `output`; how it is called."""
         with torch._C.DisableTorchFunction():
-            self._follow_autocast()
             self._look_around()
             self.state.closures()
             changed = self.state.difference()
@@ -311,7 +307,9 @@ class Recorder(TorchFunctionMode):
             self.limits["a tensor kept where it cannot be found again (a global, an object of a library)"] = None
         if not same_template(self._inputs, take_apart(self._call)[0]):
             self.limits["a change of the call's own arguments"] = None
-        return CallCode(self._inputs, self._looks, template, None)
+        code = CallCode(self._inputs, self._looks, template, None)
+        code.twins = self._twins
+        return code
 
 
 _LITERAL = (

@@ -6,19 +6,25 @@ compared at each call. What cannot be seen (a file, the clock, another thread) i
 
 from __future__ import annotations
 
+import argparse
 import gc
 import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules import module as hooks
 
-from .contents import ATOMS, content, kinds
+from ..replay.calls import is_plain
+from .contents import ATOMS, LIBRARIES, content, is_array, kinds, slots_of
+from .limits import OF_ALL_MODULES
 from .structure import equal
 from .unchanged import Unchanged
 
@@ -29,6 +35,8 @@ _PYTHON = sysconfig.get_paths()["stdlib"]
 _DEPTH = 5  # how far attributes of attributes are followed
 _MOST = 100_000  # values watched; beyond, only identities are
 _MISSING = object()
+_NOT_A_USERS = (*LIBRARIES, *sys.stdlib_module_names)
+_SHAPE, _STRIDE = attrgetter("shape"), torch.Tensor.stride
 
 Step = tuple[str, Any]  # ("attribute", name) or ("item", key)
 
@@ -66,6 +74,13 @@ class State:
         self._frames: set[tuple[types.CodeType, int]] = set()
         self._globals: set[tuple[int, str]] = set()
         self._closures: list[types.CodeType] = []
+        self._tensors: list[torch.Tensor] = []
+        self._looks: list[Any] = []
+        for kind in OF_ALL_MODULES:
+            self._contents.append((every := getattr(hooks, kind), content(every), f"torch's {kind.strip('_')}"))
+        classes = {cls: None for m in model.modules() for cls in type(m).__mro__ if _package(cls) not in LIBRARIES}
+        for cls in classes:
+            self._class(cls, None)
         for name, module in model.named_modules():
             path: tuple[Step, ...] = tuple(("attribute", part) for part in name.split(".")) if name else ()
             self._module(module, name or type(module).__name__, path)
@@ -83,8 +98,15 @@ class State:
     def __deepcopy__(self, memo: Any) -> State:
         return self
 
+    def look_at(self, tensors: Iterable[Any]) -> None:
+        """Watch shapes and strides of these parameters and buffers, too."""
+        self._tensors = [t for t in tensors if isinstance(t, torch.Tensor) and is_plain(t)]
+        self._looks = [list(map(_SHAPE, self._tensors)), list(map(_STRIDE, self._tensors))]
+
     def difference(self) -> str | None:
         """What is not as it was, for a message; None if all is."""
+        if self._tensors and [list(map(_SHAPE, self._tensors)), list(map(_STRIDE, self._tensors))] != self._looks:
+            return "the shape or the strides of a parameter or buffer are others"
         if not (self._before or self._added):
             if self._unchanged is None:
                 self._unchanged = Unchanged(self._values, self._sizes, self._contents)
@@ -118,7 +140,7 @@ class State:
         for index, (container, key, expected, _) in enumerate(self._values[: self._own[0]]):
             now = container.get(key, _MISSING)
             if now is not expected and not (isinstance(expected, ATOMS) and equal(now, expected)):
-                if not (isinstance(expected, ATOMS) and isinstance(now, ATOMS)):
+                if not (isinstance(expected, ATOMS) and isinstance(now, ATOMS) and isinstance(container, dict)):
                     return None
                 found.append(Change("value", index, key, now))
         for index, (container, size, _) in enumerate(self._sizes[: self._own[2]]):
@@ -172,6 +194,13 @@ class State:
             else:
                 self._watch(own, key, value, f"{label}.{key}", (*path, ("attribute", key)), _DEPTH)
 
+    def _class(self, cls: type, names: Collection[str] | None) -> None:
+        """Watch what a class of a user's holds, by identity: of these names, or all that are not special."""
+        own = vars(cls)
+        for key, value in own.items():
+            if key in names if names is not None else not key.startswith("__"):
+                self._values.append((own, key, value, f"{cls.__qualname__}.{key}"))  # type: ignore[arg-type]
+
     def _watch(
         self, container: dict[Any, Any], key: Any, value: Any, label: str, path: tuple[Step, ...], depth: int
     ) -> None:
@@ -183,6 +212,8 @@ class State:
         if isinstance(value, torch.Tensor):
             self.paths.setdefault(id(value), path)
             return
+        if isinstance(value, types.MethodType):
+            value, path = value.__self__, ()
         if depth == 0 or isinstance(value, (*ATOMS, *_OPAQUE)) or id(value) in self._seen:
             return
         if len(self._values) > _MOST:
@@ -191,7 +222,12 @@ class State:
             self._module(value, label, path)
             return
         self._seen.add(id(value))
-        if isinstance(value, (list, dict, set, tuple)):
+        if is_array(value) or (names := slots_of(value)):
+            self._contents.append((value, content(value), label))
+            for name in () if is_array(value) else names:
+                self._into(getattr(value, name, None), f"{label}.{name}", (), depth - 1)
+            return
+        if isinstance(value, (list, dict, set, tuple, deque)):
             if isinstance(value, list) and value and isinstance(value[0], weakref.ref):
                 return  # a cache of the library's
             self._contents.append((value, content(value), label))
@@ -220,13 +256,21 @@ class State:
         values = frame.f_globals
         for name in _names_in(code):
             value = values.get(name, _MISSING)
-            if name.startswith("__") or value is _MISSING or isinstance(value, (*_OPAQUE, nn.Module)):
+            if name.startswith("__") or value is _MISSING:
                 continue
             if (id(values), name) in self._globals:
                 continue
             self._globals.add((id(values), name))
-            if isinstance(value, (*ATOMS, list, dict, set, tuple, torch.Tensor)) or _of_a_user(value):
-                self._watch(values, name, value, f"{name} in {Path(code.co_filename).name}", (), _DEPTH)
+            label = f"{name} in {Path(code.co_filename).name}"
+            if isinstance(value, (*_OPAQUE, nn.Module)):
+                self._values.append((values, name, value, label))
+                if isinstance(value, type) and _package(value) not in LIBRARIES:
+                    self._class(value, set(_names_in(code)))
+                elif isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] not in _NOT_A_USERS:
+                    own = vars(value)
+                    self._values += [(own, n, own[n], f"{value.__name__}.{n}") for n in _names_in(code) if n in own]
+            elif isinstance(value, (*ATOMS, list, dict, set, tuple, deque, torch.Tensor)) or _of_a_user(value):
+                self._watch(values, name, value, label, (), _DEPTH)
 
     def closures(self) -> None:
         """Forward has ended: watch what the functions that it ran have closed over."""
@@ -240,8 +284,10 @@ class State:
                     value = cell.cell_contents
                 except ValueError:  # empty
                     continue
-                if isinstance(value, (*ATOMS, list, dict, set, tuple)) or _of_a_user(value):
-                    label = f"{name} in {function.__qualname__}"
+                label = f"{name} in {function.__qualname__}"
+                if isinstance(value, _OPAQUE):
+                    self._contents.append((cell, content(cell), label))
+                elif isinstance(value, (*ATOMS, list, dict, set, tuple, deque)) or _of_a_user(value):
                     self._contents.append((cell, content(cell), label))
                     self._into(value, label, (), _DEPTH)
         self._closures.clear()
@@ -256,10 +302,17 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 def _of_a_user(value: Any) -> bool:
     """Whether an object may hold state that forward is steered by, and not a library's own."""
-    if isinstance(value, (*ATOMS, *_OPAQUE, torch.Tensor)) or not hasattr(value, "__dict__"):
+    if isinstance(value, (types.SimpleNamespace, argparse.Namespace, deque)):
+        return True
+    if isinstance(value, (*ATOMS, *_OPAQUE, torch.Tensor)):
         return False
-    package = type(value).__module__.partition(".")[0]
-    return package not in sys.stdlib_module_names and package not in ("torch", "numpy", "builtins", "ckpt_planner")
+    if not hasattr(value, "__dict__"):
+        return is_array(value) or bool(slots_of(value))
+    return _package(type(value)) not in _NOT_A_USERS
+
+
+def _package(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
 
 
 def resolve(model: nn.Module, path: tuple[Step, ...]) -> Any:

@@ -42,7 +42,12 @@ class Unchanged:
         self._containers: list[dict[Any, Any]] = []
         keys: list[dict[Any, Any]] = []
         for container, expected in watched.values():
-            if expected.keys() <= container.keys() and len(container) <= len(expected) + _OTHERS:
+            # A class's attributes come as a proxy.
+            if (
+                isinstance(container, dict)
+                and expected.keys() <= container.keys()
+                and len(container) <= len(expected) + _OTHERS
+            ):
                 self._containers.append(container)
                 keys.append({key: expected.get(key, value) for key, value in container.items()})
             else:  # few of its entries are watched, as of a module's globals, or one of them is gone
