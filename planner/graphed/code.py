@@ -230,9 +230,9 @@ class _Writer:
             self._lines += [made, *after]
             return
         self._lines += ["push(pack, unpack)", f"try: {made}", "finally: pop()", *after]
-        self._lines += [f"if len(new) < {len(slots)}:", "    for s in new: s.stay()", "else:"]
+        self._lines += ["n = len(new)", f"if n < {len(slots)}:", "    for s in new: s.stay()", "else:"]
         self._lines += [f"    {line}" for at, slot in enumerate(slots) for line in self._settled(node, at, slot)]
-        self._lines += [f"    for s in new[{len(slots)}:]: s.stay()", "new.clear()"]
+        self._lines += [f"    if n > {len(slots)}:", f"        for s in new[{len(slots)}:]: s.stay()", "new.clear()"]
 
     def _settled(self, node: fx.Node, at: int, slot: Slot | None) -> list[str]:
         """Lines that drop a tensor which a call has saved, or have it stay."""

@@ -134,6 +134,6 @@ class GraphStep(Follower):
     def begin(self, number: int) -> Group:
         """A fixed group at its first call."""
         group = self.group(number)
-        group.calls = list(self._fixed.calls[number])
+        group.calls = self._fixed.calls[number]  # type: ignore[assignment]
         group.expected = dict(self._fixed.expected[number])
         return group

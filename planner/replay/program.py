@@ -169,11 +169,14 @@ def _left(
         lines.append("s = None; saved.clear()")
     waits = {output for at, output, kind in expected if at == call.index and kind == -1}
     used = {output for at, output in last_use if at == call.index}
+    # Without gradients, only what is given to a call can come out of it as a variable; what was made again is none.
+    plain = not call.wants_grad and not any(type(part) is Taken for part in leaves(call.parts))
     if not call.single and waits | used:
         lines.append("r = tuple(tensors_in(r))")
     for output in sorted(waits | used):
         result = "r" if call.single else f"r[{output}]"
-        lines.append(f"{_name(call.index, output)} = {result}.detach() if {result}.requires_grad else {result}")
+        made = result if plain else f"{result}.detach() if {result}.requires_grad else {result}"
+        lines.append(f"{_name(call.index, output)} = {made}")
         if output in waits:
             key = (call.index, output, -1)
             left = f"{_name(call.index, output)}{'.detach()' if reshapes else ''}"

@@ -44,7 +44,7 @@ def bind(
     names = dict.fromkeys(str(node.target) for node in graph.nodes if node.op == "get_attr")
     extra = dict(values or {})
     found = {**captured.constants.found_on(model, [name for name in names if name not in extra]), **extra}
-    state.look_at(found.values())
+    state.look_at(captured.constants.found_on(model, captured.looked).values())
     module = CapturedModule(found, graph, class_name=f"Captured{type(model).__name__}")
     module.training = model.training
     module.meta.update(

@@ -94,6 +94,7 @@ class Captured:
         code: how it is called.
         constants: what its `get_attr` nodes name.
         guards, limits, undo, undo_inputs, draws: see `CapturedModule`.
+        looked: names of parameters and buffers whose shapes or types forward read.
         picture, state: the Python state under which it was captured.
         changes, settled: what the model's first call changes of it, and the picture after that.
     """
@@ -102,6 +103,7 @@ class Captured:
         self.graph, self.code, self.constants = recorder.graph, code, recorder.constants
         self.guards, self.limits, self.draws = tuple(recorder.guards), limits, recorder.draws
         self.undo, self.undo_inputs = recorder.written()
+        self.looked = tuple(recorder.looked)
         self.picture, self.state = recorder.picture, recorder.state
         self.changes: list[Change] = []
         self.settled = self.picture

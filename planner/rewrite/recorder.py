@@ -42,6 +42,7 @@ class Recorder(TorchFunctionMode):
         guards: what was read from tensors.
         limits: what forward did that the graph does not repeat, in order.
         op: how many operations have passed, as profiles count them.
+        looked: names of parameters and buffers whose shapes or types were read.
     """
 
     def __init__(self, model: nn.Module, args: Any, kwargs: Any) -> None:
@@ -67,6 +68,7 @@ class Recorder(TorchFunctionMode):
         # Only shapes matter here: what autograd would save is let go, so that this takes the memory of inference.
         self._saving = saved_tensors_hooks(lambda t: None, self._unpack)
         self.op = 0
+        self.looked: dict[str, None] = {}
 
     @property
     def draws(self) -> bool:
@@ -194,6 +196,8 @@ class Recorder(TorchFunctionMode):
                 self._node(name, func, args, kwargs)
             return
         if shape and all(self._known_before(t) for t in given):
+            nodes = (self._nodes[id(t)][1] for t in given)  # inputs are looked at in any case
+            self.looked.update(dict.fromkeys(str(node.target) for node in nodes if node.op == "get_attr"))
             return
         module, place = self._path[-1] if self._path else "", calling_line()
         shown = name.removesuffix(".__get__")
