@@ -18,8 +18,9 @@ from .graphed.graphed import Graphed
 from .profile import Profile
 from .regional import RegionDecision, decide_regions, minimum_regions
 from .rewrite.capture import Captured, record
+from .rewrite.ongraph import fitting
 from .rewrite.partition import positions
-from .rewrite.rewritten import Rewritten, fitting
+from .rewrite.rewritten import Rewritten
 from .solve import minimum
 
 

@@ -15,16 +15,15 @@ from ..replay.ambient import choices
 from ..replay.directions import Directions, direct
 from ..replay.follow import Follower
 from ..rewrite.bind import bind
-from ..rewrite.capture import Captured, record
+from ..rewrite.capture import Captured
 from ..rewrite.graphcode import CallCode
-from ..rewrite.rewritten import fitting
+from ..rewrite.ongraph import OnGraph
 from .code import Forward, followed, forward_of
 from .fixed import FixedGroups, GraphStep
 
 if TYPE_CHECKING:
     from ..decision import Decision
 
-_BOUND = 4  # models that one decision is bound to at a time: the user's and copies of it
 _STEPS = 2  # steps in which the graph is followed, at most, before code is written for what is known by then
 _KIND = attrgetter("requires_grad", "dtype", "device")
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -32,35 +31,22 @@ _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 Observer = Callable[[Any, bool], None]
 
 
-class Graphed:
-    """Runs forwards under a decision.
-
-    Args:
-        decision: what to drop.
-        captured: the graph; captured at the first use where it is None (a plan from a file, or unpickled).
+class Graphed(OnGraph["Decision", "_Bound"]):
+    """Runs forwards that drop what a decision says; see `OnGraph`.
 
     Attributes:
         directions: what to do at each operation.
     """
 
     def __init__(self, decision: Decision, captured: Captured | None = None) -> None:
-        self.decision, self.captured = decision, captured
+        super().__init__(decision, captured)
         self.directions = direct(decision.profile, decision.schedule)
-        self._bound: dict[int, tuple[Any, _Bound]] = {}
-
-    def prepare(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """Capture what is not captured yet, from this call."""
-        if self.captured is None:
-            with torch.enable_grad():
-                captured = record(model, args, kwargs)
-            self.captured = fitting(captured, self.decision.profile, self.decision.mechanism)
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """One forward on a model that is not met again; its own where a guard fails, as in training."""
         self.prepare(model, args, kwargs)
-        assert self.captured is not None
         try:
-            return _Bound(self.captured, model, self.directions).follow(args, kwargs, None, trusting=True)
+            return self._bind(model).follow(args, kwargs, None, trusting=True)
         except GuardError:
             return model(*args, **kwargs)
 
@@ -70,15 +56,12 @@ class Graphed:
         Raises:
             GuardError: the model would take another path.
         """
-        known = self._bound.get(id(model.__dict__))
-        if known is None or known[0] is not model.__dict__:
-            return self.bound_to(model, args, kwargs).run(args, kwargs, observer)
-        return known[1].run(args, kwargs, observer)
+        return (self.known(model) or self.bound_to(model, args, kwargs)).run(args, kwargs, observer)
 
     def tensors_of(self, model: nn.Module, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
         """The tensors of a call for which code is written and all guards hold; None for any other."""
-        known = self._bound.get(id(model.__dict__))
-        return known[1].tensors_of(args, kwargs) if known is not None and known[0] is model.__dict__ else None
+        known = self.known(model)
+        return known.tensors_of(args, kwargs) if known is not None else None
 
     def run_on(self, model: nn.Module, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
         """One forward on what `tensors_of` returned.
@@ -86,23 +69,13 @@ class Graphed:
         Raises:
             GuardError: a value that forward reads is another one.
         """
-        return self._bound[id(model.__dict__)][1].run_on(tensors, args, kwargs)
+        known = self.known(model)
+        assert known is not None
+        return known.run_on(tensors, args, kwargs)
 
-    def bound_to(self, model: nn.Module, args: Any, kwargs: Any) -> _Bound:
-        """Bind to the model as it is now: what of its Python state changes from now on is noticed."""
-        self.prepare(model, args, kwargs)
+    def _bind(self, model: nn.Module) -> _Bound:
         assert self.captured is not None
-        while len(self._bound) >= _BOUND:
-            self._bound.pop(next(iter(self._bound)))
-        made = _Bound(self.captured, model, self.directions)
-        self._bound[id(model.__dict__)] = (model.__dict__, made)
-        return made
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"decision": self.decision}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["decision"])  # type: ignore[misc]
+        return _Bound(self.captured, model, self.directions)
 
 
 class _Bound:
