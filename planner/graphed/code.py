@@ -106,15 +106,13 @@ class _Writer:
     def _call(self, node: fx.Node) -> None:
         count, position = node.meta.get("ops", 0), node.meta.get("op", -1)
         acts = [i for i in range(position, position + count) if not self._directions.ops[i].idle]
-        if count > 1 or (acts and acts[0] in self._fixed.followed and node.meta["name"].endswith(".apply")):
-            if acts:  # operations within a function: they are seen only while the step is a mode
-                self._lines += [f"step.position, step.lost = {position}, False", "with step:"]
-                self._lines.append(f"    {_name(node)} = {self._made(node)}")
-            else:
-                self._lines.append(f"{_name(node)} = {self._made(node)}")
+        several = count > 1 or node.meta.get("name", "").endswith(".apply")
+        if several and any(i in self._fixed.followed for i in acts):
+            # Operations within a function are seen only while the step is a mode.
+            self._lines += [f"step.position, step.lost = {position}, False", "with step:", f"    {self._plainly(node)}"]
             return
-        if not count or position >= len(self._directions.ops):
-            self._lines.append(f"{_name(node)} = {self._made(node)}")
+        if several or not count:
+            self._lines.append(self._plainly(node))
             return
         direction = self._directions.ops[position]
         if position in self._fixed.followed:
@@ -135,6 +133,10 @@ class _Writer:
         given = "".join(f"{self._said(value)}, " for value in _arguments(node))
         options = ", ".join(f"{key!r}: {self._said(value)}" for key, value in node.kwargs.items())
         return f"({given}), {{{options}}}"
+
+    def _plainly(self, node: fx.Node) -> str:
+        """A line that makes the call, and nothing else."""
+        return f"{_name(node)} = {self._made(node)}"
 
     def _made(self, node: fx.Node) -> str:
         self._scope[f"f_{node.name}"] = node.target
@@ -225,7 +227,7 @@ class _Writer:
 
     def _hooked(self, node: fx.Node, position: int, after: list[str]) -> None:
         """Lines that make the call, then `after`, and then let go of what it has saved and a group makes again."""
-        made, slots = f"{_name(node)} = {self._made(node)}", self._fixed.slots(position)
+        made, slots = self._plainly(node), self._fixed.slots(position)
         if not slots:
             self._lines += [made, *after]
             return
