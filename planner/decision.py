@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -11,10 +12,11 @@ import msgspec
 
 from .budget import format_bytes
 from .errors import InfeasibleBudgetError
+from .problem import Problem
 from .profile import Profile
 from .schedule import EXTERNAL, Group, Schedule
 from .simulate import Timeline, needed_until, simulate
-from .solve import Solution, SolveStatus, make_problem, minimum, solve
+from .solve import Solution, SolveStatus, make_problem, minimum_of, solve
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -81,7 +83,7 @@ class Decision:
     @cached_property
     def schedule(self) -> Schedule:
         """What runs again, in which groups."""
-        return Schedule(self.profile, self.solution.dropped)
+        return Schedule(self.profile, self.solution.dropped, self.solution.inner)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -116,8 +118,9 @@ class Decision:
     @cached_property
     def again_seconds(self) -> dict[int, float]:
         """For each operation that runs again, its time in backward; what starts the replays is not in it."""
-        again = (i for group in self.schedule.groups if group.trigger >= 0 for i in group.ops)
-        return {i: self.profile.ops[i].seconds + self.profile.replay_op_seconds for i in again}
+        again = Counter(i for group in self.schedule.groups if group.trigger >= 0 for i in group.ops)
+        each = self.profile.replay_op_seconds
+        return {i: times * (self.profile.ops[i].seconds + each) for i, times in again.items()}
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -126,9 +129,9 @@ class Decision:
 
     @cached_property
     def segment_of(self) -> dict[int, int]:
-        """For each operation that runs again, the number of its segment."""
-        groups = [g for g in self.schedule.groups if g.trigger >= 0]
-        return {i: number for number, group in enumerate(groups) for i in group.ops}
+        """For each operation that runs again, the number of its segment, and not of one that makes inner boundaries."""
+        groups = enumerate(g for g in self.schedule.groups if g.trigger >= 0)
+        return {i: number for number, g in sorted(groups, key=lambda pair: not pair[1].lends) for i in g.ops}
 
     @property
     def follow_seconds(self) -> float:
@@ -167,7 +170,13 @@ def unplanned(profile: Profile) -> Decision:
     return Decision(profile, Solution((), SolveStatus.NOTHING_TO_DO, 0.0, 0), 0, "none")
 
 
-def decide(profile: Profile, budget_bytes: int, strategy: str = "budget", target_bytes: int | None = None) -> Decision:
+def decide(
+    profile: Profile,
+    budget_bytes: int,
+    strategy: str = "budget",
+    target_bytes: int | None = None,
+    problem: Problem | None = None,
+) -> Decision:
     """Decide what to drop, and check it by simulation.
 
     Args:
@@ -175,15 +184,19 @@ def decide(profile: Profile, budget_bytes: int, strategy: str = "budget", target
         budget_bytes: bytes of peak that must not be exceeded.
         strategy: "budget", "sqrt", "all" or "none".
         target_bytes: what the solver aims for, if less than the budget (a measured step took more than predicted).
+        problem: the profile's, if there is one: what was found out for other budgets need not be looked for again.
 
     Raises:
         InfeasibleBudgetError: the strategy cannot keep the budget.
     """
+    problem = problem or make_problem(profile, budget_bytes)
     target = budget_bytes if target_bytes is None else min(target_bytes, budget_bytes)
-    solution = solve(make_problem(profile, target), strategy)
+    solution = solve(problem.with_budget(target), strategy)
     decision = Decision(profile, solution, budget_bytes, strategy, target if target < budget_bytes else None)
     if solution.status is SolveStatus.INFEASIBLE or decision.timeline.peak_bytes > target:
-        raise infeasible(decision, minimum(profile).peak_bytes + budget_bytes - target)
+        # The budget's own strategy has come back with the smallest peak there is.
+        least = solution.peak_bytes if strategy == "budget" else minimum_of(problem).peak_bytes
+        raise infeasible(decision, least + budget_bytes - target)
     return decision
 
 

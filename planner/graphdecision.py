@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from .decision import Decision, decide
+from .problem import Problem
 from .profile import Profile
 from .released import run_by_graph
 from .schedule import Schedule
@@ -44,7 +45,7 @@ class GraphDecision(Decision):
     @cached_property
     def timeline(self) -> Timeline:
         """Live bytes at every moment of the planned step."""
-        return simulate(self._as_run, Schedule(self._as_run, self.solution.dropped))
+        return simulate(self._as_run, Schedule(self._as_run, self.solution.dropped, self.solution.inner))
 
     @cached_property
     def let_go(self) -> tuple[int, ...]:
@@ -57,15 +58,17 @@ class GraphDecision(Decision):
         return 0.0
 
 
-def decide_on_graph(profile: Profile, budget_bytes: int, strategy: str, target_bytes: int) -> GraphDecision:
-    """Decide what to drop, and check it by simulation; like `decide`.
+def decide_on_graph(
+    profile: Profile, budget_bytes: int, strategy: str, target_bytes: int, problem: Problem
+) -> GraphDecision:
+    """Decide what to drop, and check it by simulation; like `decide`, with the problem of `run_by_graph(profile)`.
 
     Raises:
         InfeasibleBudgetError: the strategy cannot keep the budget.
     """
-    return GraphDecision.of(profile, decide(run_by_graph(profile), budget_bytes, strategy, target_bytes))
+    return GraphDecision.of(profile, decide(problem.profile, budget_bytes, strategy, target_bytes, problem))
 
 
-def smallest_on_graph(profile: Profile, budget_bytes: int, strategy: str) -> GraphDecision:
-    """The decision with the smallest peak that is found."""
-    return GraphDecision(profile, minimum(run_by_graph(profile)), budget_bytes, strategy, 0)
+def smallest_on_graph(profile: Profile, budget_bytes: int, strategy: str, problem: Problem) -> GraphDecision:
+    """The decision with the smallest peak that is found; `problem` as in `decide_on_graph`."""
+    return GraphDecision(profile, minimum(problem.profile, problem), budget_bytes, strategy, 0)

@@ -15,8 +15,10 @@ from .decision import Decision, decide
 from .frontier import Frontier, frontier, frontier_of_regions
 from .graphdecision import GraphDecision, decide_on_graph, smallest_on_graph
 from .graphed.graphed import Graphed
+from .problem import Problem, make_problem
 from .profile import Profile
 from .regional import RegionDecision, decide_regions, minimum_regions
+from .released import run_by_graph
 from .rewrite.capture import Captured, record
 from .rewrite.ongraph import fitting
 from .rewrite.partition import positions
@@ -40,16 +42,32 @@ class Mechanism(Protocol):
         """The forward that carries a decision out; None where the model's own is followed."""
 
 
+class _Problems:
+    """The problem of the profile that was decided for last, so that what was found out for one budget stays known."""
+
+    def __init__(self) -> None:
+        self._of: tuple[Profile, Problem] | None = None
+
+    def __call__(self, profile: Profile, graph: bool = False) -> Problem:
+        """The problem of a profile, or of it as run by a graph."""
+        if self._of is None or self._of[0] is not profile:
+            self._of = profile, make_problem(run_by_graph(profile) if graph else profile, 0)
+        return self._of[1]
+
+
 class Slice:
     """Follows the model's forward."""
 
+    def __init__(self) -> None:
+        self._problem = _Problems()
+
     def decide(self, profile: Profile, budget: int, strategy: str, target: int) -> Decision:
         """Like `ckpt_planner.decision.decide`."""
-        return decide(profile, budget, strategy, target)
+        return decide(profile, budget, strategy, target, self._problem(profile))
 
     def smallest(self, profile: Profile, budget: int, strategy: str) -> Decision:
         """The decision with the smallest peak that is found."""
-        return Decision(profile, minimum(profile), budget, strategy, 0)
+        return Decision(profile, minimum(profile, self._problem(profile)), budget, strategy, 0)
 
     def frontier(self, profile: Profile, points: int) -> Frontier:
         """Like `ckpt_planner.frontier.frontier`."""
@@ -69,14 +87,15 @@ class Graph:
 
     def __init__(self, captured: Captured | None = None) -> None:
         self._captured = captured
+        self._problem = _Problems()
 
     def decide(self, profile: Profile, budget: int, strategy: str, target: int) -> GraphDecision:
         """Like `ckpt_planner.decision.decide`."""
-        return decide_on_graph(profile, budget, strategy, target)
+        return decide_on_graph(profile, budget, strategy, target, self._problem(profile, graph=True))
 
     def smallest(self, profile: Profile, budget: int, strategy: str) -> GraphDecision:
         """The decision with the smallest peak that is found."""
-        return smallest_on_graph(profile, budget, strategy)
+        return smallest_on_graph(profile, budget, strategy, self._problem(profile, graph=True))
 
     def frontier(self, profile: Profile, points: int) -> Frontier:
         """Like `ckpt_planner.frontier.frontier`."""

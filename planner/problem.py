@@ -29,6 +29,7 @@ class Judged(msgspec.Struct, frozen=True):
         timeline: bytes at each moment.
         again: operations that run again.
         groups: the dropped storages of each group of operations that are replayed together.
+        inner: dropped storages that are inner boundaries, sorted.
     """
 
     dropped: tuple[int, ...]
@@ -37,6 +38,7 @@ class Judged(msgspec.Struct, frozen=True):
     timeline: Timeline
     again: frozenset[int]
     groups: tuple[tuple[int, ...], ...]
+    inner: tuple[int, ...] = ()
 
 
 class Problem:
@@ -56,7 +58,8 @@ class Problem:
         last_step: last backward step that reads one of a storage's slots; -1 if it has no slot; len(steps) where a
             slot is never read, so that it stays until backward has ended.
         cost: seconds of running an operation again, the replay's own overhead included.
-        smallest: the decision with the smallest peak, once it has been looked for.
+        smallest, smallest_unnested: the decision with the smallest peak, once it has been looked for; the second has
+            no inner boundaries.
         tables, facts, decisions: what the solvers have prepared from the profile, for all budgets alike.
     """
 
@@ -81,10 +84,11 @@ class Problem:
         self.readers = tuple(tuple(x) for x in readers)
         self.last_step = tuple(last_step)
         self.smallest: Judged | None = None
+        self.smallest_unnested: Judged | None = None
         self.tables: Any = None
         self.facts: Any = None
         self.decisions: Any = None
-        self._judged: dict[tuple[int, ...], Judged] = {}
+        self._judged: dict[tuple[tuple[int, ...], tuple[int, ...]], Judged] = {}
 
     @cached_property
     def touched(self) -> tuple[tuple[int, ...], ...]:
@@ -170,19 +174,36 @@ class Problem:
         other.budget_bytes = budget_bytes
         return other
 
-    def judge(self, wish: Iterable[int]) -> Judged:
-        """What the simulation says of a decision, completed to one that can be carried out. Answers are remembered."""
+    def judge(self, wish: Iterable[int], inner: Iterable[int] = ()) -> Judged:
+        """What the simulation says of a decision, completed to one that can be carried out. Answers are remembered.
+
+        Args:
+            wish: storages to drop.
+            inner: those of them that are to be inner boundaries; see `Schedule`.
+
+        Raises:
+            ValueError: these inner boundaries cannot be; none does without.
+        """
+        key = self.completed(wish, inner)
+        if key not in self._judged:
+            self._judged[key] = self.judged(*key)
+        return self._judged[key]
+
+    def completed(self, wish: Iterable[int], inner: Iterable[int] = ()) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The storages to drop, and the inner boundaries, of a wish that is completed to what can be carried out."""
         dropped = self.repaired(wish)
-        if dropped not in self._judged:
-            schedule = Schedule(self.profile, dropped)
-            timeline = simulate(self.profile, schedule)
-            groups = tuple(
-                tuple(sorted({self.profile.slots[x].storage for x in group.slots})) for group in schedule.groups
-            )
-            self._judged[dropped] = Judged(
-                dropped, schedule.recompute_seconds, timeline.peak_bytes, timeline, schedule.again, groups
-            )
-        return self._judged[dropped]
+        return dropped, tuple(sorted(set(inner) & set(dropped))) if inner else ()
+
+    def judged(self, dropped: tuple[int, ...], inner: tuple[int, ...]) -> Judged:
+        """The same as `judge` for a completed decision, without remembering it: timelines of thousands are large.
+
+        Raises:
+            ValueError: these inner boundaries cannot be.
+        """
+        schedule = Schedule(self.profile, dropped, inner)
+        timeline = simulate(self.profile, schedule)
+        groups = tuple(tuple(sorted({self.profile.slots[x].storage for x in g.slots})) for g in schedule.groups)
+        return Judged(dropped, schedule.recompute_seconds, timeline.peak_bytes, timeline, schedule.again, groups, inner)
 
     def cheapest_known(self) -> Judged:
         """Of all decisions judged so far, under any budget, the cheapest that keeps this one.
@@ -191,7 +212,7 @@ class Problem:
             ValueError: none does.
         """
         fitting = [j for j in self._judged.values() if j.peak_bytes <= self.budget_bytes]
-        return min(fitting, key=lambda j: (j.seconds, j.peak_bytes, j.dropped))
+        return min(fitting, key=lambda j: (j.seconds, j.peak_bytes, j.dropped, j.inner))
 
 
 def make_problem(profile: Profile, budget_bytes: int) -> Problem:

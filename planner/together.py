@@ -138,7 +138,7 @@ def _own(runtime: Runtime, decision: Decision, profile: Profile, budget: int) ->
 
     if _work(decision.profile) == _work(profile):
         if decision.profile.input_signature != profile.input_signature or decision.timeline.peak_bytes > budget:
-            decision = Decision(profile, _on(profile, decision.solution.dropped), budget, decision.strategy)
+            decision = Decision(profile, _on(profile, decision.solution), budget, decision.strategy)
         if decision.timeline.peak_bytes <= budget:
             planned = Planned(decision)
             planned.trust_nothing()
@@ -154,13 +154,14 @@ def _rough(decision: Decision, profile: Profile) -> Planned:
     from .deciding import Planned
 
     same = _work(decision.profile) == _work(profile)
-    dropped = decision.solution.dropped if same else segments_by_bytes(profile)
-    return Planned(Decision(profile, _on(profile, dropped), decision.budget_bytes, decision.strategy))
+    solution = decision.solution if same else Solution(segments_by_bytes(profile), SolveStatus.FEASIBLE, 0.0, 0)
+    return Planned(Decision(profile, _on(profile, solution), decision.budget_bytes, decision.strategy))
 
 
-def _on(profile: Profile, dropped: tuple[int, ...]) -> Solution:
-    judged = make_problem(profile, 0).judge(dropped)
-    return Solution(judged.dropped, SolveStatus.FEASIBLE, judged.seconds, judged.peak_bytes)
+def _on(profile: Profile, solution: Solution) -> Solution:
+    """A solution with this profile's own figures."""
+    judged = make_problem(profile, 0).judge(solution.dropped, solution.inner)
+    return Solution(judged.dropped, SolveStatus.FEASIBLE, judged.seconds, judged.peak_bytes, inner=judged.inner)
 
 
 def _work(profile: Profile) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ def test_peaks_rise_and_times_fall_from_the_smallest_peak_to_the_plain_step(prof
         assert one.recompute_seconds > next_.recompute_seconds
         assert one.lower_bound_seconds >= next_.lower_bound_seconds
     for point in points:
-        schedule = Schedule(profile, point.solution.dropped)
+        schedule = Schedule(profile, point.solution.dropped, point.solution.inner)
         assert simulate(profile, schedule).peak_bytes == point.peak_bytes <= point.budget_bytes
         assert schedule.recompute_seconds == point.recompute_seconds
         assert point.overhead == pytest.approx(point.recompute_seconds / profile.step_seconds)

@@ -19,7 +19,7 @@ def plain_peak(profile: Profile) -> int:
 
 
 def check(profile: Profile, budget: int, solution: Solution) -> None:
-    schedule = Schedule(profile, solution.dropped)
+    schedule = Schedule(profile, solution.dropped, solution.inner)
     assert simulate(profile, schedule).peak_bytes == solution.peak_bytes <= budget
     assert schedule.recompute_seconds == solution.recompute_seconds
     assert 0 <= solution.lower_bound_seconds <= solution.recompute_seconds

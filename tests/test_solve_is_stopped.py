@@ -26,7 +26,7 @@ def check(asked: Problem, solution: Solution) -> None:
     assert solution.status is SolveStatus.STOPPED
     assert "nothing is proven" in solution.status.value
     assert (solution.lower_bound_seconds, solution.gap) == (0.0, 1.0)
-    peak = simulate(asked.profile, Schedule(asked.profile, solution.dropped)).peak_bytes
+    peak = simulate(asked.profile, Schedule(asked.profile, solution.dropped, solution.inner)).peak_bytes
     assert peak == solution.peak_bytes <= asked.budget_bytes
 
 

@@ -31,7 +31,7 @@ def test_every_block_is_one_group_and_keeps_its_input() -> None:
     profile = transformer(4)
     problem = make_problem(profile, 0)
     judged = solve_all(problem)
-    groups = Schedule(profile, judged.dropped).groups
+    groups = Schedule(profile, judged.dropped, judged.inner).groups
     block = block_of_ops(problem)
     assert [{block[i] for i in group.ops} for group in groups] == [{0}, {1}, {2}, {3}]
     starts = {profile.ops[p].reads[0].storage for p in (0, *block_cuts(problem)) if block[p] >= 0}

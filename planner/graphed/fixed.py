@@ -52,7 +52,7 @@ class FixedGroups:
 
     def __init__(self, directions: Directions, followed: Collection[int]) -> None:
         self._directions = directions.ops
-        self.followed = set(followed)
+        self.followed = {*followed, *(i for i, direction in enumerate(directions.ops) if direction.nested)}
         self.calls: dict[int, list[Familiar]] = {}
         members: dict[int, list[int]] = {}
         for i, direction in enumerate(directions.ops):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..profile import Profile
-from ..schedule import Schedule
+from ..schedule import Group, Schedule
 
 if TYPE_CHECKING:
     from .familiar import Familiar
     from .program import Programs
 
 KEEP = None
+Lent = tuple[int, int, int, bool]  # a group, and the operation, the output and whether backward is known to read it
 MEETING = 4  # calls in a row that tell where in the plan a step is
 HIDDEN = -1  # the slot is filled from what the operation saves when it runs again
 
@@ -34,11 +35,14 @@ class Direction:
         writes: positions of the tensor arguments that it writes into.
         known: options (arguments that are no tensors) under which it was seen to draw and to write as planned.
         familiar: calls of it that were noted in an earlier step. Not carried into another process.
+        inner: the group makes inner boundaries again, for other groups.
+        second: the same for a second group that runs it again, one of inner boundaries.
+        borrowed: for positions of tensor arguments that are inner boundaries of another group, what makes them.
     """
 
     __slots__ = (
-        "captured", "dropped_outputs", "familiar", "fills", "graded", "group", "in_place", "known", "name", "random",
-        "slots", "snapshot", "writes",
+        "borrowed", "captured", "dropped_outputs", "familiar", "fills", "graded", "group", "in_place", "inner", "known",
+        "name", "random", "second", "slots", "snapshot", "writes",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -55,6 +59,9 @@ class Direction:
         self.writes: tuple[int, ...] = ()
         self.known: set[tuple[Any, ...]] = set()
         self.familiar: tuple[Familiar, ...] = ()
+        self.inner = False
+        self.second: Direction | None = None
+        self.borrowed: dict[int, Lent] = {}
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         return None, {name: () if name == "familiar" else getattr(self, name) for name in self.__slots__}
@@ -63,6 +70,20 @@ class Direction:
     def idle(self) -> bool:
         """Nothing to do here but to go on."""
         return self.group < 0 and not self.slots
+
+    @property
+    def nested(self) -> bool:
+        """It has to do with inner boundaries, so that each call is noted in full."""
+        return self.inner or self.second is not None or bool(self.borrowed)
+
+    def of_group(self, number: int) -> Direction:
+        """What to do for one of its groups: this, or the second, which is made if there is none."""
+        if self.group in (-1, number):
+            return self
+        if self.second is None:
+            self.second = Direction(self.name)
+            self.second.known = self.known
+        return self.second
 
 
 class Directions:
@@ -112,32 +133,56 @@ def has_statistics(base: str) -> bool:
 
 
 def direct(profile: Profile, schedule: Schedule) -> Directions:
-    """Directions that carry out `schedule`. Only groups that some slot waits for are carried out."""
+    """Directions that carry out `schedule`: the groups that some slot waits for, and those that they borrow from."""
     directions = [Direction(op.name) for op in profile.ops if op.inside]
     slots: list[list[tuple[int, int, int, bool] | None]] = [[] for _ in directions]
     for slot in profile.slots:
         if 0 <= slot.op < len(directions) and slot.position >= 0:
             row = slots[slot.op]
             row.extend([KEEP] * (slot.position + 1 - len(row)))
-    for number, group in enumerate(schedule.groups):
-        if not group.slots:
-            continue
+    lender = {s: number for number, group in enumerate(schedule.groups) for s in group.lends}
+    for number, group in _carried_out(schedule, lender):
         for i in group.ops:
-            op, d = profile.ops[i], directions[i]
+            op, d = profile.ops[i], directions[i].of_group(number)
             d.group, d.random, d.snapshot, d.graded = number, op.random, op.snapshot, op.replay == "grad"
+            d.inner = bool(group.lends)
             d.writes = tuple(p for p, read in enumerate(op.reads) if read.storage in op.writes)
-            d.dropped_outputs = tuple(s in schedule.dropped for s in op.output)
+            d.dropped_outputs = tuple(s in group.inside for s in op.output)
+            for position, read in enumerate(op.reads):
+                if (s := read.storage) in group.borrows:
+                    known = group.trigger >= 0 or not profile.steps
+                    d.borrowed[position] = (lender[s], *_made_by(profile, s), known)
+        for s in group.lends:
+            birth, output = _made_by(profile, s)
+            directions[birth].of_group(number).fills |= {output}
         for index in group.slots:
             slot = profile.slots[index]
-            read = slot.step >= 0 or not profile.steps  # before backward was measured, every slot may be
-            storage = profile.storages[slot.storage]
-            if storage.kind == "hidden":
-                slots[slot.op][slot.position] = (number, slot.op, HIDDEN, read)
-                directions[slot.op].captured += (slot.position,)
+            read_by = slot.step >= 0 or not profile.steps  # before backward was measured, every slot may be
+            if profile.storages[slot.storage].kind == "hidden":
+                slots[slot.op][slot.position] = (number, slot.op, HIDDEN, read_by)
+                directions[slot.op].of_group(number).captured += (slot.position,)
             else:
-                output = profile.ops[storage.birth].output.index(slot.storage)
-                slots[slot.op][slot.position] = (number, storage.birth, output, read)
-                directions[storage.birth].fills |= {output}
+                birth, output = _made_by(profile, slot.storage)
+                slots[slot.op][slot.position] = (number, birth, output, read_by)
+                directions[birth].of_group(number).fills |= {output}
     for d, row in zip(directions, slots, strict=True):
         d.slots = tuple(row) if any(action is not KEEP for action in row) else ()
     return Directions(tuple(directions), len(schedule.groups))
+
+
+def _made_by(profile: Profile, storage: int) -> tuple[int, int]:
+    """The operation that makes a storage, and which of its results."""
+    birth = profile.storages[storage].birth
+    return birth, profile.ops[birth].output.index(storage)
+
+
+def _carried_out(schedule: Schedule, lender: dict[int, int]) -> list[tuple[int, Group]]:
+    """The groups that some slot waits for and those that they borrow from, with their numbers; first those without."""
+    todo = [number for number, group in enumerate(schedule.groups) if group.slots]
+    wanted = set(todo)
+    while todo:
+        more = {lender[s] for s in schedule.groups[todo.pop()].borrows} - wanted
+        wanted |= more
+        todo.extend(sorted(more))
+    found = [(number, schedule.groups[number]) for number in sorted(wanted)]
+    return sorted(found, key=lambda pair: bool(pair[1].lends))

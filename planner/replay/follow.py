@@ -113,6 +113,8 @@ class Follower(Step, TorchFunctionMode):
             if direction.writes:
                 noting.account()
             self.bind(direction, noting.index, result, noting.given())
+            if (second := noting.second) is not None:
+                self.bind(second.direction, second.index, result, second.given())
         if self.unsettled:
             self.settle()
         self.position += 1
@@ -120,8 +122,7 @@ class Follower(Step, TorchFunctionMode):
 
     def _note(self, direction: Direction, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that runs again: note it in full, and make it."""
-        group = self.group(direction.group)
-        noting = Noting(direction, group, self.made, self.accounted, self.overwritten, self.takers)
+        noting = Noting(self, direction)
         noting.note(func, args, kwargs, self._trusting)
         if not noting.sound:
             noting.withdraw()
@@ -142,7 +143,7 @@ class Follower(Step, TorchFunctionMode):
             raise
         position = self.position
         self._done(direction, result, noting, watch is None or watch.as_planned())
-        if self.position > position:
+        if self.position > position and not direction.nested:
             learn(noting, position, args, kwargs, result)
         return result
 

@@ -23,7 +23,7 @@ from .ambient import (
 )
 from .calls import call_name, tensors_in, version_of
 from .handles import Handle
-from .noted import GONE, Call, Ref, Source
+from .noted import GONE, Borrowed, Call, Ref, Source
 from .parts import Several
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Group:
     """
 
     __slots__ = (
-        "__weakref__", "_programs", "calls", "expected", "indexed", "last_use", "observer", "ready", "reshapes",
-        "states", "strange", "taken",
+        "__weakref__", "_programs", "borrowed", "calls", "expected", "indexed", "last_use", "observer", "ready",
+        "reshapes", "states", "strange", "taken",
     )  # fmt: skip
 
     def __init__(self, observer: Callable[[Group, bool], None] | None = None, programs: Programs | None = None) -> None:
@@ -52,6 +52,7 @@ class Group:
         self.ready: dict[tuple[int, int, int], list[Any]] = {}
         self.taken: list[Any] = []  # for familiar calls, each tensor from outside, then its version or COPIED
         self.states: dict[int, tuple[torch.Tensor, ...]] = {}  # before familiar calls that draw
+        self.borrowed: list[Borrowed] = []  # what its calls take from groups of inner boundaries
         self.indexed = 0  # how many entries of `taken` `Takers` know of
         self.strange = False  # not all calls are familiar
         self.reshapes = False  # a call writes in place, and may change the shape of a result made before
@@ -92,8 +93,40 @@ class Group:
                 del self.ready[handle.key]
             return base if handle.geometry is None else handle.look(base)
 
+    def expect(self, key: tuple[int, int, int], count: int = 1) -> None:
+        """So many more, or with less than 0 fewer, will ask for what the key names."""
+        left = self.expected.get(key, 0) + count
+        if left > 0:
+            self.expected[key] = left
+        else:
+            self.expected.pop(key, None)
+
     def replay(self) -> None:
-        """Run the calls again, in order, and leave what slots wait for in `ready`."""
+        """Run the calls again, in order, and leave what slots wait for in `ready`; first, what they borrow is made."""
+        for group in self._missing() if self.borrowed else ():
+            group._replay()
+        self._replay()
+
+    def _missing(self) -> list[Group]:
+        """The groups whose inner boundaries are not there, each after those that it borrows from itself."""
+        found: dict[Group, None] = {}
+        stack = [self]
+        while stack:
+            group = stack[-1]
+            away = []
+            for handle in (borrowed.handle for borrowed in group.borrowed):
+                if handle.key not in handle.group.ready and handle.group not in found:
+                    handle.group.expected.setdefault(handle.key, 1)
+                    away.append(handle.group)
+            if away:
+                stack.extend(reversed(away))
+                continue
+            stack.pop()
+            if group is not self:
+                found[group] = None
+        return list(found)
+
+    def _replay(self) -> None:
         if self.observer is not None:
             self.observer(self, True)
         draws = self.states or (self.strange and any(isinstance(c, Call) and c.states for c in self.calls))
@@ -182,7 +215,7 @@ class Group:
         seen: dict[int, torch.Tensor],
     ) -> Any:
         kind = type(value)
-        if kind is Ref or kind is Source:
+        if kind is Ref or kind is Source or kind is Borrowed:
             tensor = seen.get(id(value))
             if tensor is None:
                 tensor = seen[id(value)] = self._tensor(value, values, grad, call)
@@ -195,10 +228,13 @@ class Group:
 
     @staticmethod
     def _tensor(
-        value: Ref | Source, values: dict[tuple[int, int], torch.Tensor], grad: bool, call: Call
+        value: Ref | Source | Borrowed, values: dict[tuple[int, int], torch.Tensor], grad: bool, call: Call
     ) -> torch.Tensor:
-        if isinstance(value, Ref):
-            tensor = values[value.call, value.output]
+        if not isinstance(value, Source):
+            if isinstance(value, Borrowed):
+                tensor = value.handle.group.fetch(value.handle)
+            else:
+                tensor = values[value.call, value.output]
             if not grad:
                 return tensor
             # Another tensor in any case: a call that writes would make a variable of the one that is held.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .ambient import autocast_state, choices
 from .calls import version_of
+
+if TYPE_CHECKING:
+    from .handles import Handle
 
 COPIED = -2  # in place of a version
 
@@ -47,8 +50,17 @@ class Ref:
         self.call, self.output, self.needs_grad = call, output, needs_grad
 
 
+class Borrowed:
+    """A tensor argument that another group makes again: an inner boundary, of which `handle` says where it is."""
+
+    __slots__ = ("handle", "needs_grad")
+
+    def __init__(self, handle: Handle, needs_grad: bool) -> None:
+        self.handle, self.needs_grad = handle, needs_grad
+
+
 class Call:
-    """One torch call as it was made, with `Source` and `Ref` in place of tensors."""
+    """One torch call as it was made, with `Source`, `Ref` and `Borrowed` in place of tensors."""
 
     __slots__ = (
         "args", "autocast", "captured", "choices", "function", "grad", "graded", "kwargs", "states", "writes",

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .ambient import as_modes_have_it, generator_states, modes_below
 from .calls import StorageNames, is_plain, storage_key, tensors_in, version_of
 from .directions import Direction
-from .group import Group
-from .noted import Call, Ref, Source
-from .takers import Takers
+from .noted import Borrowed, Call, Ref, Source
+
+if TYPE_CHECKING:
+    from .step import Step
 
 MOST_KNOWN = 32  # kinds of arguments remembered for an operation
 _MOST_WATCHED = 1 << 16  # bytes: statistics and counters, which some kernels write without counting it
@@ -45,32 +46,32 @@ class Noting:
     Attributes:
         sound: whether the tensors are such that a replay does what this call does.
         known: whether a call with these options has been seen to draw and write as planned.
+        second: the same call on its way into a second group.
     """
 
     __slots__ = (
-        "_accounted", "_made", "_overwritten", "_plain", "_seen", "_takers", "call", "direction", "group", "index",
-        "known", "sound", "tensors",
+        "_made", "_plain", "_seen", "_step", "call", "direction", "group", "index", "known", "second", "sound",
+        "tensors",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        direction: Direction,
-        group: Group,
-        made: Made,
-        accounted: Accounts,
-        overwritten: Collection[int],
-        takers: Takers,
-    ) -> None:
-        self.direction, self.group, self._made, self._accounted = direction, group, made, accounted
-        self._overwritten, self._takers = overwritten, takers
-        self.index = len(group.calls)
+    def __init__(self, step: Step, direction: Direction) -> None:
+        self.direction, self.group, self._step = direction, step.group(direction.group), step
+        self._made = step.made_inside if direction.inner else step.made
+        self.index = len(self.group.calls)
         self.tensors: list[torch.Tensor] = []
-        self._seen: dict[int, Ref | Source] = {}
+        self._seen: dict[int, Ref | Source | Borrowed] = {}
         self._plain: list[Any] = []
         self.sound, self.known = True, False
+        self.second = None if direction.second is None else Noting(step, direction.second)
 
     def note(self, func: Callable[..., Any], args: Any, kwargs: Any, trusting: bool) -> None:
-        """Put the call into the group, if it is sound. `trusting`: the first call seen is the one that was profiled."""
+        """Put the call into its groups, if it is sound. `trusting`: the first call seen is the profiled one."""
+        self._note(func, args, kwargs, trusting)
+        if self.second is not None:
+            self.second._note(func, args, kwargs, trusting)
+            self.sound &= self.second.sound
+
+    def _note(self, func: Callable[..., Any], args: Any, kwargs: Any, trusting: bool) -> None:
         direction = self.direction
         if modes_below():
             given = as_modes_have_it(func, kwargs)
@@ -81,7 +82,7 @@ class Noting:
         call.captured, call.graded, call.writes = direction.captured, direction.graded, bool(direction.writes)
         for p in direction.writes:
             found = self._seen.get(id(self.tensors[p])) if p < len(self.tensors) else None
-            if found is None or (type(found) is Source and not found.copied):
+            if found is None or type(found) is Borrowed or (type(found) is Source and not found.copied):
                 self.sound = False
         if not self.sound:
             return
@@ -97,6 +98,7 @@ class Noting:
         if direction.random:
             call.states = generator_states()
         self.group.calls.append(call)
+        self.group.borrowed += [found for found in self._seen.values() if type(found) is Borrowed]
 
     def _flat(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The template of positional arguments; most are tensors and numbers."""
@@ -134,7 +136,7 @@ class Noting:
         self._plain.append(value)
         return value
 
-    def _stand_in(self, tensor: torch.Tensor) -> Ref | Source:
+    def _stand_in(self, tensor: torch.Tensor) -> Ref | Source | Borrowed:
         position = len(self.tensors)
         self.tensors.append(tensor)
         self._plain.append(torch.Tensor)
@@ -148,20 +150,27 @@ class Noting:
             made is not None
             and made[0]() is tensor
             and made[1] == self.direction.group
-            and not (self._overwritten and storage_key(tensor) in self._overwritten)
+            and not (self._step.overwritten and storage_key(tensor) in self._step.overwritten)
         ):
-            if version_of(tensor) != made[2] and self._accounted.get(storage_key(tensor) or 0) != version_of(tensor):
+            accounted = self._step.accounted
+            if version_of(tensor) != made[2] and accounted.get(storage_key(tensor) or 0) != version_of(tensor):
                 self.sound = False  # something that does not run again wrote into it
             found = Ref(*made[3], tensor.requires_grad)
+        elif (
+            self.direction.borrowed
+            and (lent := self.direction.borrowed.get(position)) is not None
+            and (handle := self._step.lent(tensor, lent)) is not None
+        ):
+            found = Borrowed(handle, tensor.requires_grad)
         else:
             found = Source(tensor, position in self.direction.snapshot)
-            self._takers.note(found)
+            self._step.takers.note(found)
         self._seen[id(tensor)] = found
         return found
 
     def given(self) -> set[int | None]:
         """The storages of the tensors that the call takes from outside its group."""
-        return {storage_key(t) for t in self.tensors if type(self._seen[id(t)]) is Source}
+        return {storage_key(t) for t in self.tensors if type(self._seen[id(t)]) is not Ref}
 
     def remember(self) -> None:
         """These options are known to be harmless from now on."""
@@ -172,14 +181,20 @@ class Noting:
     def account(self) -> None:
         """After the call: note the versions of what it wrote into as planned."""
         for p in self.direction.writes:
-            self._accounted.note(self.tensors[p])
+            self._step.accounted.note(self.tensors[p])
 
     def withdraw(self) -> None:
-        """Take the call out of its group again, and let go of its tensors."""
+        """Take the call out of its groups again, and let go of its tensors."""
         self.group.withdraw(self.index)
         for found in self._seen.values():
             if type(found) is Source:
-                self._takers.forget(found)
+                self._step.takers.forget(found)
+            elif type(found) is Borrowed:
+                found.handle.group.expect(found.handle.key, -1)
+                if found in self.group.borrowed:
+                    self.group.borrowed.remove(found)
+        if self.second is not None:
+            self.second.withdraw()
 
 
 class Watch:
@@ -211,4 +226,6 @@ class Watch:
             self._noting.remember()
         else:
             call.states = self._states
+            if self._noting.second is not None:
+                self._noting.second.call.states = self._states
         return True

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .calls import StorageNames, plain_layout, storage_key, tensors_in, version_of
-from .directions import HIDDEN, Direction, Directions
+from .directions import HIDDEN, Direction, Directions, Lent
 from .group import Group
 from .handles import Handle, Kept
 from .noting import Accounts, Made, MadeAgain
@@ -28,6 +28,7 @@ class Step:
         groups: those of the plan that this step has begun.
         takers: what the groups have taken from outside.
         made: results that a replay makes again, by `id`.
+        made_inside: the same of the replays that make inner boundaries again.
         accounted: the version of each storage as far as replays account for it.
         overwritten: storages into which something wrote that no replay repeats.
         observer: told before and after each replay, if set before forward.
@@ -42,6 +43,7 @@ class Step:
         self._programs = directions.programs
         self.takers = Takers()
         self.made: Made = {}
+        self.made_inside: Made = {}
         # (operation, output) -> (storage, key in its group, what was made), for results that fill slots
         self._filling: dict[tuple[int, int], tuple[int, tuple[int, int, int], MadeAgain]] = {}
         self.accounted = Accounts()
@@ -73,7 +75,9 @@ class Step:
             written = written_by(name, args, kwargs)
             self.protect(written)
             for tensor in written:
-                self.made.pop(id(tensor), None)  # a property may have given it another look into its storage
+                # A property may have given it another look into its storage.
+                self.made.pop(id(tensor), None)
+                self.made_inside.pop(id(tensor), None)
                 if (key := self._names.hold(tensor)) is not None:
                     self.overwritten.add(key)
 
@@ -87,22 +91,39 @@ class Step:
         Not those that are but a look into a tensor from outside the group, of which `given` has the storages: what is
         written through it is seen outside, and a replay may have a copy of that tensor.
         """
-        dropped = direction.dropped_outputs
+        dropped, made = direction.dropped_outputs, self.made_inside if direction.inner else self.made
         count = len(dropped)
         for output, tensor in enumerate((result,) if type(result) is torch.Tensor else tensors_in(result)):
             if output < count and dropped[output] and storage_key(tensor) not in given:
                 version = version_of(tensor)
-                entry = self.made[id(tensor)] = (weakref.ref(tensor), direction.group, version, (index, output))
+                entry = made[id(tensor)] = (weakref.ref(tensor), direction.group, version, (index, output))
                 if output in direction.fills:
                     self.fill(tensor, output, entry)
             else:  # an in-place call can return what was made again before, and no longer is
-                self.made.pop(id(tensor), None)
+                made.pop(id(tensor), None)
 
     def fill(self, tensor: torch.Tensor, output: int, entry: MadeAgain) -> None:
         """Note that slots are filled from this result of the call that is being made."""
         if (key := self._names.hold(tensor)) is not None:
             self._filling[self.position, output] = (key, (*entry[3], -1), entry)
             self.accounted[key] = entry[2]
+
+    def lent(self, tensor: torch.Tensor, lent: Lent) -> Handle | None:
+        """What a call may note in place of an inner boundary; None where its group does not make this very tensor."""
+        number, op, output, read = lent
+        filling, storage = self._filling.get((op, output)), storage_key(tensor)
+        if (
+            filling is None
+            or filling[0] != storage
+            or storage in self.overwritten
+            or self.accounted.get(storage) != version_of(tensor)
+            or not plain_layout(tensor)
+        ):
+            return None
+        group = self.group(number)
+        if read:
+            group.expect(filling[1])
+        return Handle(group, filling[1], tensor)
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """What autograd is to hold of a tensor that the call saves."""
@@ -165,6 +186,7 @@ class Step:
         """Forward has ended: let go of all that only following needs."""
         self.takers.clear()
         self.made.clear()
+        self.made_inside.clear()
         self._filling.clear()
         self.groups.clear()
         self.accounted = Accounts()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -19,6 +19,7 @@ from .blocks import solve_all
 from .bound import lower_bound_seconds, relaxed
 from .budget import Search
 from .minimum import kept_by_segments, solve_minimum
+from .nested import cheapest_nested, smallest_nested
 from .segments import segments_by_bytes as _segments_by_bytes
 from .sqrt import solve_sqrt, sqrt_candidates
 
@@ -30,6 +31,8 @@ WIDE_OPEN = 0.1  # and from which it is searched much longer from everywhere
 # The relaxation with whole decisions: for so many operations at most, where the gap is above this, with so many nodes.
 WHOLE = ((200, 0.005, 30), (400, 0.02, 10), (800, 0.04, 1))
 LONG = (800, 0.1, 200)  # and once more for longer, where that leaves much open
+# Inner boundaries are tried where so much is open and so much of forward runs again, for a share of an ordinary search.
+NESTED = (0.1, 0.25, 0.3)
 
 
 class SolveStatus(enum.Enum):
@@ -55,6 +58,7 @@ class Solution(msgspec.Struct, frozen=True):
         peak_bytes: most bytes live at any moment of the step, by simulation.
         lower_bound_seconds: no plan within the budget recomputes for less; 0 where nothing is known.
         gap: the share of the recomputation that may be avoidable: (recompute - bound) / recompute.
+        inner: dropped storages that are inner boundaries, sorted; see `Schedule`.
     """
 
     dropped: tuple[int, ...]
@@ -63,6 +67,7 @@ class Solution(msgspec.Struct, frozen=True):
     peak_bytes: int
     lower_bound_seconds: float = 0.0
     gap: float = 0.0
+    inner: tuple[int, ...] = ()
 
 
 def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.0) -> Solution:
@@ -95,28 +100,56 @@ def solve(problem: Problem, strategy: str = "budget", *, time_limit: float = 60.
         return rate(problem, solve_all(problem), by_rule=True)
     if plain.peak_bytes <= problem.budget_bytes:
         return rate(problem, plain)
-    if exact.is_small(problem):
-        best = exact.cheapest(problem)
-        return rate(problem, problem.judge(best.dropped) if best else minimum_of(problem))
     end = time.monotonic() + time_limit
-    search = Search(problem, lambda: time.monotonic() > end)
+
+    def expired() -> bool:
+        return time.monotonic() > end
+
+    if exact.is_small(problem):
+        return rate(problem, _smallish(problem, expired))
+    search = Search(problem, expired)
+    result: Judged | None = None
     stopped = False
     try:
         for judged in (solve_all(problem), *sqrt_candidates(problem)):
             search.add(judged)
         kept = kept_by_segments(problem)
-        search.add(smallest := problem.judge(kept) if kept is not None else minimum_of(problem))
+        search.add(smallest := problem.judge(kept) if kept is not None else unnested_minimum_of(problem))
         if smallest.peak_bytes > problem.budget_bytes:
-            return rate(problem, smallest)
-        bound = _searched(problem, search)
+            result = minimum_of(problem)
+            if result.peak_bytes > problem.budget_bytes:
+                return rate(problem, result)
+            bound = lower_bound_seconds(problem) or 0.0
+            result = cheapest_nested(problem, [result], expired)
+        else:
+            bound = _searched(problem, search)
+            result = search.result() or smallest
+            result = _nested_where_it_pays(problem, result, bound, expired)
     except KeyboardInterrupt:
         stopped = True
-        if not search.fits():
+        result = result or search.result()
+        if result is None:
             raise
-    result = search.result() or minimum_of(problem)
-    if stopped or search.expired():
-        return Solution(result.dropped, SolveStatus.STOPPED, result.seconds, result.peak_bytes, 0.0, 1.0)
+    if stopped or expired():
+        return _solution(result, SolveStatus.STOPPED, 0.0, 1.0)
     return _rated(problem, result, bound)
+
+
+def _smallish(problem: Problem, expired: Callable[[], bool]) -> Judged:
+    """The best decision of a problem that is so small that nearly every one can be tried."""
+    best, least_seconds = exact.cheapest_of_all(problem)
+    judged = best or minimum_of(problem)
+    if judged.peak_bytes > problem.budget_bytes or judged.seconds <= least_seconds * (1 + PROVEN_GAP):
+        return judged
+    return cheapest_nested(problem, [judged], expired)
+
+
+def _nested_where_it_pays(problem: Problem, judged: Judged, bound: float, expired: Callable[[], bool]) -> Judged:
+    """A decision that keeps the budget, or a cheaper one with inner boundaries where there may be one."""
+    open_gap, share, work = NESTED
+    if judged.seconds * (1 - open_gap) <= bound or judged.seconds < share * problem.profile.forward_seconds:
+        return judged
+    return cheapest_nested(problem, [judged], expired, work)
 
 
 def _searched(problem: Problem, search: Search) -> float:
@@ -139,9 +172,14 @@ def _searched(problem: Problem, search: Search) -> float:
     return bound
 
 
-def minimum(profile: Profile) -> Solution:
-    """The decision with the smallest peak that this planner finds; budgets from its peak on can be kept."""
-    problem = make_problem(profile, 0)
+def minimum(profile: Profile, problem: Problem | None = None) -> Solution:
+    """The decision with the smallest peak that this planner finds; budgets from its peak on can be kept.
+
+    Args:
+        profile: the measured step.
+        problem: the profile's, if there is one.
+    """
+    problem = problem or make_problem(profile, 0)
     smallest = minimum_of(problem)
     at_it = problem.with_budget(smallest.peak_bytes)
     # Nobody asks for this plan as such: the bound of the linear program will do.
@@ -151,8 +189,15 @@ def minimum(profile: Profile) -> Solution:
 def minimum_of(problem: Problem) -> Judged:
     """The decision with the smallest peak, whatever the problem's budget; found once for all budgets of a problem."""
     if problem.smallest is None:
-        problem.smallest = solve_minimum(problem)
+        problem.smallest = smallest_nested(problem, unnested_minimum_of(problem))
     return problem.smallest
+
+
+def unnested_minimum_of(problem: Problem) -> Judged:
+    """The same of decisions without inner boundaries."""
+    if problem.smallest_unnested is None:
+        problem.smallest_unnested = solve_minimum(problem)
+    return problem.smallest_unnested
 
 
 def segments_by_bytes(profile: Profile, count: int | None = None) -> tuple[int, ...]:
@@ -176,16 +221,19 @@ def rate(problem: Problem, judged: Judged, *, by_rule: bool = False) -> Solution
 
 def _rated(problem: Problem, judged: Judged, bound: float, *, by_rule: bool = False) -> Solution:
     if judged.peak_bytes > problem.budget_bytes:
-        return Solution(judged.dropped, SolveStatus.INFEASIBLE, judged.seconds, judged.peak_bytes)
+        return _solution(judged, SolveStatus.INFEASIBLE)
     if not judged.seconds:
-        status = SolveStatus.FEASIBLE if judged.dropped else SolveStatus.NOTHING_TO_DO
-        return Solution(judged.dropped, status, judged.seconds, judged.peak_bytes)
+        return _solution(judged, SolveStatus.FEASIBLE if judged.dropped else SolveStatus.NOTHING_TO_DO)
     bound = min(bound, judged.seconds)
     gap = (judged.seconds - bound) / judged.seconds
     status = SolveStatus.BY_RULE if by_rule else SolveStatus.FEASIBLE
     if gap <= PROVEN_GAP:
         status = SolveStatus.OPTIMAL
-    return Solution(judged.dropped, status, judged.seconds, judged.peak_bytes, bound, gap)
+    return _solution(judged, status, bound, gap)
+
+
+def _solution(judged: Judged, status: SolveStatus, bound: float = 0.0, gap: float = 0.0) -> Solution:
+    return Solution(judged.dropped, status, judged.seconds, judged.peak_bytes, bound, gap, judged.inner)
 
 
 def _bound(problem: Problem, seconds: float) -> float:
@@ -196,8 +244,7 @@ def _bound(problem: Problem, seconds: float) -> float:
     if not seconds:
         return 0.0
     if exact.is_small(problem):
-        best = exact.cheapest(problem)
-        return problem.judge(best.dropped).seconds if best else 0.0
+        return exact.cheapest_of_all(problem).least_seconds
     bound = lower_bound_seconds(problem) or 0.0
     for limits in (WHOLE, (LONG,)):
         if nodes := _worth_whole(problem, seconds, bound, limits):

@@ -5,7 +5,7 @@ runs again. (1) A dropped storage with a slot is filled by running again what ma
 returns the slot's tensor: d_s <= r_i. (2) An operation that runs again finds what it reads either kept or computed
 again: if it reads s and s is not dropped, then s is kept until the replay that reads it ends. That replay serves some
 dropped slot whose value depends on i, so it does not end before the first of the steps that read those slots: s is
-live until then, at least (`_earliest_use`). (3) At backward step t, everything kept whose last use is not before t is
+live until then, at least (`used_until`). (3) At backward step t, everything kept whose last use is not before t is
 live, and so are what is resident and the step's own gradients and workspace; together they are at most the budget.
 A dropped storage is live, too, from the first to the last of the steps that read its slots: it is
 filled before the first and let go after the last. What else is being recomputed needs memory as well, which is left
@@ -59,7 +59,7 @@ def relaxed(problem: Problem, nodes: int = 0, *, groups: bool = True) -> Relaxed
     p = problem.profile
     if not p.steps:
         return Relaxed(0.0, {})
-    spans = _spans(problem)
+    spans = read_spans(problem)
     times = _row_times(problem, spans)
     stages = len(times)
 
@@ -68,7 +68,7 @@ def relaxed(problem: Problem, nodes: int = 0, *, groups: bool = True) -> Relaxed
         return min((j for j, t in enumerate(times) if t <= step), default=stages - 1)
 
     own = tuple(stage(t) if t >= 0 else -1 for t in problem.last_step)
-    earliest = _earliest_use(problem)
+    earliest = used_until(problem)
     model = Relaxation(problem, stages, own, lambda i: stage(earliest[i]), problem.candidates, nodes=nodes)
     infinity = model.solver.infinity()
     for j, t in enumerate(times):
@@ -90,7 +90,7 @@ def relaxed(problem: Problem, nodes: int = 0, *, groups: bool = True) -> Relaxed
     return Relaxed(max(0.0, (least - 1e-6) * model.second_unit), dropped)
 
 
-def _spans(problem: Problem) -> dict[int, tuple[int, int]]:
+def read_spans(problem: Problem) -> dict[int, tuple[int, int]]:
     """For each storage that may be dropped and is read by backward, the first and the last step that read its slots."""
     steps: dict[int, list[int]] = {}
     for slot in problem.profile.slots:
@@ -123,7 +123,7 @@ def _row_times(problem: Problem, spans: dict[int, tuple[int, int]]) -> list[int]
     return sorted(chosen | {0}, reverse=True)
 
 
-def _earliest_use(problem: Problem) -> list[int]:
+def used_until(problem: Problem) -> list[int]:
     """For each operation, the first step that reads a slot whose value depends on it; len(steps) if none does."""
     ops, m = problem.profile.ops, len(problem.profile.steps)
     first = [m] * len(ops)

@@ -39,11 +39,16 @@ def solve_minimum(problem: Problem) -> Judged:
     """
     if exact.is_small(problem):
         return problem.judge(exact.smallest(problem).dropped)
-    return problem.judge(_search(make_problem(_timeless(problem.profile), problem.budget_bytes)))
+    return problem.judge(_search(make_problem(timeless(problem.profile), problem.budget_bytes)))
 
 
-def _timeless(profile: Profile) -> Profile:
-    """The profile with times made up from bytes, which every measurement of the same step agrees on."""
+def timeless(profile: Profile) -> Profile:
+    """The profile with times made up from bytes, which every measurement of the same step agrees on.
+
+    Example:
+        >>> timeless(profile).ops[0].seconds  # doctest: +SKIP
+        1.1e-06
+    """
     ops = tuple(msgspec.structs.replace(op, seconds=1e-6 + 1e-10 * op.workspace_bytes) for op in profile.ops)
     return msgspec.structs.replace(profile, ops=ops)
 
