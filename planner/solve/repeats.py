@@ -17,6 +17,7 @@ numbering, with the same slots read in the same order. Names of modules and meas
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ PERIODS = 32  # periods that are looked at, those with the most votes
 WINDOWS = (1, 4, 16)  # lengths of the windows that vote
 LEAST = 3  # operations of the shortest block
 WORTH = 2  # a block saves so many times as much for backward as a cut keeps, at least
+PHASES, NEAR = 4, 1.25  # ways to cut a run that are compared, and how much more than the least they may keep
 LONGEST = 120  # operations between runs that are one block; more are cut
 
 Form = tuple[Any, ...]
@@ -130,17 +132,22 @@ def _periods(values: NDArray[np.int64], least: int) -> list[int]:
     return [p for p, _ in sorted(votes.items(), key=lambda item: (-item[1], item[0]))[:PERIODS]]
 
 
-def blocks(problem: Problem) -> list[Block]:
-    """All operations in blocks, in order: those of runs, and what lies between; none where nothing repeats."""
-    price, saved, n = crossing_bytes(problem), saved_before(problem), len(problem.profile.ops)
+def blocks(problem: Problem, phase_of: Callable[[list[Block]], int] = lambda _: 0) -> list[Block]:
+    """All operations in blocks, in order: those of runs, and what lies between; none where nothing repeats.
+
+    Args:
+        problem: what is decided.
+        phase_of: where a run may be cut in several ways that keep about as little, a block of each is given, and the
+            number of the best comes back; the way that keeps least by default.
+    """
+    n = len(problem.profile.ops)
     cuts: set[int] = set()
     for run in runs(symbols(problem)):
-        phases = range(run.period)
-        places = [list(range(run.start + phase, run.stop + 1, run.period)) for phase in phases]
-        # As a mean, since some phases have one cut more.
-        cost, best = min((sum(price[x] for x in places[phase]) / len(places[phase]), phase) for phase in phases)
-        if (saved[run.stop] - saved[run.start]) * run.period > WORTH * cost * (run.stop - run.start):
-            cuts.update(places[best])
+        phases = _phases(problem, run)
+        if phases:
+            # The second block is the first whose surroundings are those of the others.
+            around = [_block(problem, places[k], places[k + 1]) for places in phases for k in (len(places) > 2,)]
+            cuts.update(phases[phase_of(around) if len(around) > 1 else 0])
     if len(cuts) < 3:
         return []
     edges = sorted(cuts | {0, n})
@@ -148,6 +155,23 @@ def blocks(problem: Problem) -> list[Block]:
         if b - a > LONGEST:
             edges += _cheapest_between(problem, a, b)
     return [_block(problem, a, b) for a, b in pairwise(sorted(edges))]
+
+
+def _phases(problem: Problem, run: Run) -> list[list[int]]:
+    """Ways to cut a run at each period, those that keep least first; none where a block is not worth its cut."""
+    price, saved = crossing_bytes(problem), saved_before(problem)
+    ways: list[tuple[float, int, list[int]]] = []
+    before = -1.0
+    for phase in range(run.period):
+        places = list(range(run.start + phase, run.stop + 1, run.period))
+        mean = sum(price[x] for x in places) / len(places)  # some phases have one cut more
+        if mean != before and len(places) > 1:
+            ways.append((mean, phase, places))
+        before = mean
+    ways.sort()
+    if not ways or (saved[run.stop] - saved[run.start]) * run.period <= WORTH * ways[0][0] * (run.stop - run.start):
+        return []
+    return [places for mean, _, places in ways[:PHASES] if mean <= NEAR * ways[0][0]]
 
 
 def _cheapest_between(problem: Problem, a: int, b: int) -> list[int]:
