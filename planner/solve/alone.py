@@ -49,7 +49,7 @@ def alone(problem: Problem, block: Block, alike: list[Block]) -> Problem:
                 step = min(x.step - block.begin + 1, len(span)) if x.step >= 0 else -1
                 op, producer = max(0, x.op - first + 1), max(0, x.producer - first + 1) if x.producer >= 0 else -1
                 slots.append(Slot(op, x.position, k, producer, max(-1, step), x.fixed))
-        elif problem.made[s] and storage.birth >= first:
+        elif problem.slots_of[s] and storage.birth >= first:
             slots.append(Slot(birth, 0, k, birth, -1, fixed=True))
     before = Op(
         name="", module="", place="", signature="", reads=(), makes=block.brought, hides=(), writes=(),
@@ -94,6 +94,7 @@ def _op(problem: Problem, block: Block, i: int, alike: list[Block]) -> Op:
         hides=of(op.hides),
         writes=of(op.writes),
         output=of(op.output),
-        choices=of(op.choices),
+        # What others need cannot be dropped; where backward does not need it, it is kept only if this block does.
+        choices=tuple(number[s] for s in op.makes if number[s] not in block.inside),
         seconds=statistics.median(p.ops[other.first + i].seconds for other in alike),
     )

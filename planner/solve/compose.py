@@ -10,13 +10,15 @@ of kept bytes and seconds; of these only the pairs that no other beats in both a
 what is left cannot be made to fit cut off (dynamic programming with dominance, as for the knapsack; Nemhauser and
 Ullmann, 1969). Of very many pairs, the cheapest of each stretch of kept bytes are carried on.
 
-What a composition leaves out is between blocks: storages that several of them need are kept. It is exact in what it
-counts for blocks that nest in backward as they do in forward; what it cannot see is judged when it is carried out.
+Neighbours may be taken as one block that drops what lies between them, which is how a step is cut at fewer places than
+it has blocks. What a composition leaves out is in what it counts for blocks that do not nest in backward as they do in
+forward; it is judged when it is carried out.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -24,86 +26,71 @@ from numpy.typing import NDArray
 
 from ..problem import Problem
 from .alone import alone
-from .options import Effect, effects, options
-from .repeats import Block, Form, blocks
+from .options import Effect, Option, effects, options
+from .repeats import LONGEST, Block, Form, block_of, blocks
 from .state import State
 
 PAIRS = 1_000  # pairs that are carried on from one block to the next
-SMALLEST = 0.5  # share of what may be dropped that must lie within blocks for a composition to be worth its while
+TOGETHER = 4  # so many neighbours, at most, are taken as one block
+SAME = 0.01  # ways to cut a run that differ by less are one
+DIVISIONS = 2  # so many of them are composed
+NOWHERE = -(1 << 60)
 
 
 class Part(NamedTuple):
-    """A block with its options.
+    """Neighbouring blocks, or one, with what they may drop.
 
     Attributes:
-        block: the block.
+        before, after: how many blocks there are before them, and with them.
+        storages: those that they have to do with.
         effects: one for each option.
         kept: K of each option, bytes.
-        peak: for each option, most bytes live within the block if the blocks before it keep all.
-        forward: K in forward, where Python holds some of what is dropped for longer than the block.
+        peak: for each option, most bytes live within the blocks if those before them keep all.
         seconds: of each option.
     """
 
-    block: Block
+    before: int
+    after: int
+    storages: tuple[int, ...]
     effects: list[Effect]
     kept: NDArray[np.int64]
     peak: NDArray[np.int64]
     seconds: NDArray[np.float64]
 
 
+class Pairs(NamedTuple):
+    """Kept bytes and seconds that can be had up to a block, with where each comes from: part, option, pair before."""
+
+    kept: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    part: NDArray[np.int64]
+    option: NDArray[np.int64]
+    source: NDArray[np.int64]
+
+
 class Composer:
-    """The blocks of a step with their options, for all budgets.
+    """The blocks of a step with their options, for all its budgets.
 
     Args:
         problem: the profile.
 
     Attributes:
-        parts: blocks with more than one option, in the order of forward; empty where nothing repeats.
+        divisions: for each way to cut the step in blocks, its parts in the order of forward; none where nothing repeats.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        found = [block for block in blocks(problem, self._best_phase) if block.begin >= 0]
-        alike: dict[Form, list[Block]] = {}
-        for block in found:
-            alike.setdefault(block.form, []).append(block)
-        known: dict[Form, list[Effect]] = {}
-        for form, same in alike.items():
-            small = alone(problem, same[0], same)
-            known[form] = effects(small, options(small))
+        self._known: dict[tuple[Form, int], list[Effect]] = {}
         state = State(problem)
-        forward, backward = state.forward(), state.backward()
-        self.parts: list[Part] = []
-        ends = [block.begin for block in found[1:]] and [len(backward), *(block.begin for block in found[:-1])]
-        for k, block in enumerate(found):
-            begin = 0 if k == len(found) - 1 else block.begin
-            self.parts.append(self._part(block, known[block.form], forward, backward, begin, ends[k]))
+        self._forward, self._backward = state.forward(), state.backward()
+        self.divisions: list[list[Part]] = []
+        for found in blocks(problem, self._ranked):
+            chosen = [block for block in found if block.begin >= 0]
+            if all(a.begin > b.begin for a, b in zip(chosen, chosen[1:], strict=False)):
+                self.divisions.append(list(self._parts(chosen)))
 
-    def _part(
-        self,
-        block: Block,
-        known: list[Effect],
-        forward: NDArray[np.int64],
-        backward: NDArray[np.int64],
-        begin: int,
-        end: int,
-    ) -> Part:
-        p, peaks, seconds = self.problem, [], []
-        rows = forward[block.first : block.stop]
-        before = backward[begin : block.begin].max(initial=0)
-        steps = backward[block.begin : max(end, block.begin)]
-        for effect in known:
-            own = steps.copy()
-            change = effect.backward[: len(own)]
-            own[: len(change)] += change
-            peaks.append(max(int((rows + effect.forward).max()), int(own.max(initial=0)), int(before) + effect.kept))
-            again = sum(p.cost[block.first + i] for i in effect.again)
-            seconds.append(again + p.profile.replay_group_seconds * effect.groups)
-        kept = np.array([effect.kept for effect in known], dtype=np.int64)
-        return Part(block, known, kept, np.array(peaks, dtype=np.int64), np.array(seconds))
-
-    def _best_phase(self, around: list[Block]) -> int:
-        """Of blocks that are cut from a run in different ways, the number of the one whose options are the best.
+    def _ranked(self, around: list[Block]) -> list[int]:
+        """Of blocks that are cut from a run in different ways, the numbers of the best that differ.
 
         Each is worth the least of seconds and kept bytes together, as a mean over several prices of a byte.
         """
@@ -116,52 +103,118 @@ class Composer:
             # What the block before has made is its own matter.
             other = sum(small.profile.storages[k].bytes for k in block.brought if small.slots_of[k])
             ways.append([(max(1, o.kept - other), o.seconds) for o in options(small)])
-        seconds = max(s for way in ways for _, s in way)
+        seconds = max(1e-12, max(s for way in ways for _, s in way))
         size = max(k for way in ways for k, _ in way)
         prices = [4.0**x * seconds / size for x in range(-3, 4)]
 
         def worth(way: list[tuple[int, float]]) -> float:
-            return math.fsum(math.log(max(1e-12, min(s + price * k for k, s in way))) for price in prices)
+            return math.fsum(math.log(min(s + price * k for k, s in way)) for price in prices) / len(prices)
 
-        return min(range(len(ways)), key=lambda w: (round(worth(ways[w]), 6), w))
+        ranked: list[int] = []
+        for value, w in sorted((worth(way), w) for w, way in enumerate(ways)):
+            if all(value - worth(ways[other]) > SAME for other in ranked):
+                ranked.append(w)
+        return ranked[:DIVISIONS]
 
-    def compose(self, budget_bytes: int) -> list[int] | None:
-        """The storages to drop for one option a block, the least seconds within the budget; None where none is."""
-        parts = self.parts
-        room = [np.iinfo(np.int64).max // 4] * (len(parts) + 1)  # most kept bytes before a block so that the rest fits
-        for k in reversed(range(len(parts))):
-            room[k] = int(np.minimum(budget_bytes - parts[k].peak, room[k + 1] - parts[k].kept).max())
-        if not parts or room[0] < 0:
-            return None
-        kept, seconds = np.zeros(1, dtype=np.int64), np.zeros(1)
-        back: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-        for k, part in enumerate(parts):
-            total = kept[:, None] + part.kept[None, :]
-            allowed = (kept[:, None] + part.peak[None, :] <= budget_bytes) & (total <= room[k + 1])
-            source, option = np.nonzero(allowed)
-            total_kept, total_seconds = total[source, option], seconds[source] + part.seconds[option]
-            # By seconds, then bytes: a pair stays if it keeps less than all that are cheaper.
-            order = np.lexsort((option, source, total_kept, total_seconds))
-            ordered = total_kept[order]
-            least = np.minimum.accumulate(ordered)
-            order = order[np.concatenate(([True], ordered[1:] < least[:-1]))]
-            order = _thinned(order, total_kept[order])
-            kept, seconds = total_kept[order], total_seconds[order]
-            back.append((source[order], option[order]))
-        at = int(np.lexsort((kept, seconds))[0])
-        dropped: list[int] = []
-        for part, (source, option) in zip(reversed(parts), reversed(back), strict=True):
-            dropped += [part.block.storages[x] for x in part.effects[int(option[at])].dropped]
-            at = int(source[at])
-        return dropped
+    def _parts(self, found: list[Block]) -> Iterator[Part]:
+        """The blocks, and neighbours that are small enough to be taken as one."""
+        for count in range(1, TOGETHER + 1):
+            merged: list[tuple[int, Block]] = []
+            for k in range(len(found) - count + 1):
+                first, stop = found[k].first, found[k + count - 1].stop
+                if count == 1:
+                    merged.append((k, found[k]))
+                elif stop - first <= LONGEST:
+                    merged.append((k, block_of(self.problem, first, stop)))
+            alike: dict[Form, list[Block]] = {}
+            for _, block in merged:
+                alike.setdefault(block.form, []).append(block)
+            for k, block in merged:
+                if (block.form, count) not in self._known:
+                    between = self._between(block, found[k : k + count])
+                    small = alone(self.problem, block, alike[block.form])
+                    has = count == 1 or any(small.droppable[s] for s in between)
+                    self._known[block.form, count] = effects(small, options(small, between) if has else list[Option]())
+                if known := self._known[block.form, count]:
+                    end = found[k - 1].begin if k else len(self._backward)
+                    begin = 0 if k + count == len(found) else block.begin
+                    yield self._part(k, k + count, block, known, begin, end)
+
+    def _between(self, block: Block, within: list[Block]) -> list[int]:
+        """What is inside of several blocks together and of none of them alone."""
+        alone_in = {other.storages[x] for other in within for x in other.inside}
+        return [x for x in block.inside if len(within) > 1 and block.storages[x] not in alone_in]
+
+    def _part(self, before: int, after: int, block: Block, known: list[Effect], begin: int, end: int) -> Part:
+        p, peaks, seconds = self.problem, [], []
+        rows = self._forward[block.first : block.stop]
+        later = int(self._backward[begin : block.begin].max(initial=NOWHERE))
+        steps = self._backward[block.begin : max(end, block.begin)]
+        for effect in known:
+            own = steps.copy()
+            change = effect.backward[: len(own)]
+            own[: len(change)] += change
+            live = int((rows + effect.forward).max()), int(own.max(initial=NOWHERE)), later + effect.kept
+            peaks.append(max(live))
+            again = math.fsum(p.cost[block.first + i] for i in effect.again)
+            seconds.append(again + p.profile.replay_group_seconds * effect.groups)
+        kept = np.array([effect.kept for effect in known], dtype=np.int64)
+        return Part(before, after, block.storages, known, kept, np.array(peaks, dtype=np.int64), np.array(seconds))
+
+    def compose(self, budget_bytes: int) -> list[list[int]]:
+        """For each division, the storages to drop for the least seconds within the budget, where there are any."""
+        found = (composed(parts, budget_bytes) for parts in self.divisions if parts)
+        return [dropped for dropped in found if dropped is not None]
 
 
-def _thinned(order: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of pairs by rising seconds and falling bytes, the first of each stretch of bytes, and the last of all."""
-    if len(order) <= PAIRS:
-        return order
-    high, low = int(kept[0]), int(kept[-1])
-    stretch = (kept - low) * PAIRS // max(1, high - low)
-    first = np.concatenate(([True], stretch[1:] != stretch[:-1]))
-    first[-1] = True
-    return order[first]
+def composed(parts: list[Part], budget_bytes: int) -> list[int] | None:
+    """The storages to drop for the least seconds within the budget; None where nothing keeps it."""
+    last = max(part.after for part in parts)
+    # Most kept bytes before a block so that the rest can still be made to fit.
+    room = [NOWHERE] * last + [-NOWHERE]
+    for part in sorted(parts, key=lambda part: -part.after):
+        fits = int(np.minimum(budget_bytes - part.peak, room[part.after] - part.kept).max())
+        room[part.before] = max(room[part.before], fits)
+    if room[0] < 0:
+        return None
+    none = np.zeros(1, dtype=np.int64)
+    at = [Pairs(none, np.zeros(1), none, none, none)]
+    for k in range(1, last + 1):
+        reached = [
+            _reached(at[part.before], part, number, budget_bytes, room[k])
+            for number, part in enumerate(parts)
+            if part.after == k
+        ]
+        at.append(_undominated(Pairs(*(np.concatenate(columns) for columns in zip(*reached, strict=True)))))
+    k, pair = last, int(np.lexsort((at[last].kept, at[last].seconds))[0])
+    dropped: list[int] = []
+    while k:
+        part = parts[int(at[k].part[pair])]
+        dropped += [part.storages[x] for x in part.effects[int(at[k].option[pair])].dropped]
+        k, pair = part.before, int(at[k].source[pair])
+    return dropped
+
+
+def _reached(pairs: Pairs, part: Part, number: int, budget_bytes: int, room: int) -> Pairs:
+    """The pairs after a part."""
+    kept = pairs.kept[:, None] + part.kept[None, :]
+    source, option = np.nonzero((pairs.kept[:, None] + part.peak[None, :] <= budget_bytes) & (kept <= room))
+    seconds = pairs.seconds[source] + part.seconds[option]
+    return Pairs(kept[source, option], seconds, np.full(len(source), number), option, source)
+
+
+def _undominated(pairs: Pairs) -> Pairs:
+    """Those that no other beats in bytes and seconds; of very many, the cheapest of each stretch of bytes."""
+    if not len(pairs.kept):
+        return pairs
+    # By seconds, then bytes: a pair stays if it keeps less than all that are cheaper.
+    order = np.lexsort((pairs.option, pairs.source, pairs.part, pairs.kept, pairs.seconds))
+    kept = pairs.kept[order]
+    order = order[np.concatenate(([True], kept[1:] < np.minimum.accumulate(kept)[:-1]))]
+    if len(order) > PAIRS:
+        kept = pairs.kept[order]
+        stretch = (kept - kept[-1]) * PAIRS // max(1, int(kept[0] - kept[-1]))
+        first = np.concatenate(([True], stretch[1:] != stretch[:-1]))
+        first[-1] = True
+        order = order[first]
+    return Pairs(*(column[order] for column in pairs))

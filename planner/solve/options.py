@@ -21,7 +21,7 @@ from .relax import Relaxation
 from .state import State
 
 CORNERS = 12  # corners of the hull
-TRIED = 1_500  # changes by one storage
+TRIED, LARGE = 1_500, 50  # changes by one storage; a change counts once more for each LARGE operations
 KEPT, LIVE = 16, 3  # cells of the grid
 STEEP = 1e4  # a price for all the block's bytes, in its seconds, at which all is dropped that can be
 
@@ -62,18 +62,30 @@ class Effect(NamedTuple):
     dropped: tuple[int, ...]
 
 
-def options(problem: Problem) -> list[Option]:
-    """The options of a block that is a problem of its own (see `alone`), by kept bytes; keeping all is the last."""
-    state = State(problem)
-    found = {o.dropped: o for o in [_here(state), *_corners(problem, state)]}
-    seeds, left = _chosen(found.values()), TRIED
-    for seed in seeds:
+def options(problem: Problem, without: Iterable[int] = ()) -> list[Option]:
+    """The options of a block that is a problem of its own (see `alone`), by kept bytes.
+
+    Args:
+        problem: the block.
+        without: storages that each option drops; with none, one of the options is to keep all.
+    """
+    state, must = State(problem), {s for s in without if problem.droppable[s]}
+    found: dict[tuple[int, ...], Option] = {}
+
+    def note(option: Option) -> None:
+        if must.issubset(option.dropped):
+            found.setdefault(option.dropped, option)
+
+    note(_here(state))
+    for corner in _corners(problem, state, must):
+        note(corner)
+    left = TRIED
+    for seed in _chosen(found.values()):
         state.move_to(seed.dropped)
         for s in problem.candidates:
-            left -= 1
+            left -= 1 + len(problem.profile.ops) // LARGE
             undo = state.change((), (s,)) if s in state.dropped else state.change((s,), ())
-            option = _here(state)
-            found.setdefault(option.dropped, option)
+            note(_here(state))
             state.undo(undo)
         if left <= 0:
             break
@@ -100,11 +112,13 @@ def _here(state: State) -> Option:
     return Option(int(backward[0]), live, state.seconds, tuple(sorted(state.dropped)))
 
 
-def _corners(problem: Problem, state: State) -> list[Option]:
+def _corners(problem: Problem, state: State, must: set[int]) -> list[Option]:
     """Options near the corners of the hull."""
     own = tuple(0 if t >= 0 else -1 for t in problem.last_step)
     model = Relaxation(problem, 1, own, lambda _: 0, problem.candidates)
     model.add_groups()
+    for s in must:
+        model.dropped[s].SetLb(1.0)
     objective, found = model.solver.Objective(), []
 
     def at(price: float) -> tuple[float, float]:

@@ -132,29 +132,31 @@ def _periods(values: NDArray[np.int64], least: int) -> list[int]:
     return [p for p, _ in sorted(votes.items(), key=lambda item: (-item[1], item[0]))[:PERIODS]]
 
 
-def blocks(problem: Problem, phase_of: Callable[[list[Block]], int] = lambda _: 0) -> list[Block]:
-    """All operations in blocks, in order: those of runs, and what lies between; none where nothing repeats.
+def blocks(problem: Problem, ranked: Callable[[list[Block]], list[int]] | None = None) -> list[list[Block]]:
+    """All operations in blocks, in order: those of runs, and what lies between; once for each way to cut the runs.
 
     Args:
         problem: what is decided.
-        phase_of: where a run may be cut in several ways that keep about as little, a block of each is given, and the
-            number of the best comes back; the way that keeps least by default.
+        ranked: where a run may be cut in several ways that keep about as little, a block of each is given, and the
+            numbers of those worth having come back, the best first; the way that keeps least by default.
+
+    Returns:
+        The divisions, the best first; empty where nothing repeats.
     """
     n = len(problem.profile.ops)
-    cuts: set[int] = set()
-    for run in runs(symbols(problem)):
-        phases = _phases(problem, run)
-        if phases:
-            # The second block is the first whose surroundings are those of the others.
-            around = [_block(problem, places[k], places[k + 1]) for places in phases for k in (len(places) > 2,)]
-            cuts.update(phases[phase_of(around) if len(around) > 1 else 0])
-    if len(cuts) < 3:
-        return []
-    edges = sorted(cuts | {0, n})
-    for a, b in pairwise(list(edges)):
-        if b - a > LONGEST:
-            edges += _cheapest_between(problem, a, b)
-    return [_block(problem, a, b) for a, b in pairwise(sorted(edges))]
+    ways = [found for run in runs(symbols(problem)) if (found := _phases(problem, run))]
+    for k, phases in enumerate(ways):
+        # The second block is the first whose surroundings are those of the others.
+        around = [block_of(problem, *(places[1:3] if len(places) > 2 else places[:2])) for places in phases]
+        ways[k] = [phases[w] for w in ranked(around)] if ranked is not None and len(around) > 1 else phases[:1]
+    divisions = []
+    for rank in range(max(map(len, ways), default=0)):
+        edges = sorted({0, n}.union(*(phases[min(rank, len(phases) - 1)] for phases in ways)))
+        for a, b in pairwise(list(edges)):
+            if b - a > LONGEST:
+                edges += _cheapest_between(problem, a, b)
+        divisions.append([block_of(problem, a, b) for a, b in pairwise(sorted(edges))])
+    return divisions
 
 
 def _phases(problem: Problem, run: Run) -> list[list[int]]:
@@ -187,7 +189,7 @@ def _cheapest_between(problem: Problem, a: int, b: int) -> list[int]:
     return found
 
 
-def _block(problem: Problem, first: int, stop: int) -> Block:
+def block_of(problem: Problem, first: int, stop: int) -> Block:
     """The block of operations first..stop-1."""
     p = problem.profile
     number: dict[int, int] = {}
