@@ -25,6 +25,7 @@ from .sqrt import solve_sqrt, sqrt_candidates
 Strategy = Literal["budget", "sqrt", "all", "none"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 PROVEN_GAP = 1e-3
+SETTLED = 0.01  # a gap that a composition of blocks leaves to no further search
 OPEN = 0.05  # a gap above this is worth searching longer
 WIDE_OPEN = 0.1  # and from which it is searched much longer from everywhere
 # The relaxation with whole decisions: for so many operations at most, where the gap is above this, with so many nodes.
@@ -126,7 +127,13 @@ def _searched(problem: Problem, search: Search) -> float:
     search.no_less_than(bound)
     if found is not None:
         search.start_from(found.dropped)
-    search.run()
+    for joined in (0, 2):
+        if search.gap() > SETTLED:
+            search.compose(joined)
+    if search.gap() > SETTLED:
+        search.run()
+    if search.gap() > OPEN:
+        search.compose(1)
     if search.least_seconds() * (1 - OPEN) > bound:
         search.deepen(search.least_seconds() * (1 - WIDE_OPEN) > bound)
     for limits in (WHOLE, (LONG,)):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..problem import Judged, Problem
 from .blocks import block_cuts
+from .compose import composer_of
 from .local import LocalSearch
 from .relax import parts_of
 from .segmented import SegmentedModel
@@ -80,6 +81,42 @@ class Search:
         for least in THRESHOLDS:
             self.state.move_to(s for s, v in values.items() if v > least)
             self.starts.append(frozenset(self.state.dropped))
+
+    def compose(self, joined: int = 0) -> None:
+        """Composes blocks that repeat (see `compose`), and improves the best of what comes of it.
+
+        Where the composition exceeds the budget, by what several blocks need in common, it is made once more below it.
+
+        Args:
+            joined: with 1, all neighbours may be taken as one block, with 2 those of which there are several alike.
+        """
+        composer = composer_of(self.problem)
+        if joined:
+            composer.join(joined)
+        target = self.problem.budget_bytes
+        found: list[Found] = []
+        for _ in range(ROUNDS):
+            if self.over:
+                return
+            excess = []
+            for dropped in composer.compose(target):
+                self.state.move_to(dropped)
+                found.append(self.here())
+                excess.append(self.state.peak_bytes() - self.problem.budget_bytes)
+            if min(excess, default=0) <= 0:
+                break
+            target -= min(excess)
+        if found:
+            self.pool.update(found)
+            self.local.left = self._work() // (STARTS + 1)
+            self.state.move_to(min(found).dropped)
+            self.local.run(self.state)
+            self.pool.add(self.here())
+
+    def gap(self) -> float:
+        """The share of what the best decision met costs that the bound leaves open; 1 where none keeps the budget."""
+        least = self.least_seconds()
+        return 1.0 if least == math.inf else (least - self.local.floor) / max(least, 1e-12)
 
     def run(self) -> None:
         """The whole search."""
@@ -163,8 +200,7 @@ class Search:
 
         With `more`, so many times as long, and from those relaxed decisions again from which it was too short.
         """
-        moments = self.state.t.n + self.state.t.m
-        left = total = min(LEAST + EACH * moments, LOCAL + MORE * moments)
+        left = total = self._work()
         if more > 1:
             left = total = max(total, min(more * total, WIDEST))
         best = [frozenset(found.dropped) for found in sorted(self.pool)[:STARTS]]
@@ -186,6 +222,11 @@ class Search:
             self.state.move_to(nearest.dropped)
             self.local.shake(self.state, Random(0))
             self.pool.add(self.here())
+
+    def _work(self) -> int:
+        """Operations that local search looks at in a round."""
+        moments = self.state.t.n + self.state.t.m
+        return min(LEAST + EACH * moments, LOCAL + MORE * moments)
 
     def deepen(self, wide: bool) -> None:
         """Goes on for longer where the bound leaves much open, from the best decision and then by lot."""

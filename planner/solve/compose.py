@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +27,12 @@ from numpy.typing import NDArray
 
 from ..problem import Problem
 from .alone import alone
-from .options import Effect, Option, effects, options
+from .options import Effect, corners, effects, options
 from .repeats import LONGEST, Block, Form, block_of, blocks
 from .state import State
+from .tables import tables_of
 
-PAIRS = 1_000  # pairs that are carried on from one block to the next
+PAIRS = 500  # pairs that are carried on from one block to the next
 TOGETHER = 4  # so many neighbours, at most, are taken as one block
 SAME = 0.01  # ways to cut a run that differ by less are one
 DIVISIONS = 2  # so many of them are composed
@@ -83,11 +85,23 @@ class Composer:
         self._known: dict[tuple[Form, int], list[Effect]] = {}
         state = State(problem)
         self._forward, self._backward = state.forward(), state.backward()
-        self.divisions: list[list[Part]] = []
+        self._blocks: list[list[Block]] = []
         for found in blocks(problem, self._ranked):
             chosen = [block for block in found if block.begin >= 0]
-            if all(a.begin > b.begin for a, b in zip(chosen, chosen[1:], strict=False)):
-                self.divisions.append(list(self._parts(chosen)))
+            if chosen and all(a.begin > b.begin for a, b in pairwise(chosen)):
+                self._blocks.append(chosen)
+        self.divisions = [list(self._parts(chosen, 1)) for chosen in self._blocks]
+        self.least_alike = 0
+
+    def join(self, least_alike: int) -> None:
+        """Adds neighbours taken as one block, where there are at least so many alike: 2, or 1 for all neighbours."""
+        if self.least_alike and self.least_alike <= least_alike:
+            return
+        for number, chosen in enumerate(self._blocks):
+            # A second time, those that are there already are known, and cost nothing.
+            joined = (self._parts(chosen, count, least_alike) for count in range(2, TOGETHER + 1))
+            self.divisions[number] = [*self._parts(chosen, 1), *chain(*joined)]
+        self.least_alike = least_alike
 
     def _ranked(self, around: list[Block]) -> list[int]:
         """Of blocks that are cut from a run in different ways, the numbers of the best that differ.
@@ -102,7 +116,7 @@ class Composer:
             small = alone(self.problem, block, [block])
             # What the block before has made is its own matter.
             other = sum(small.profile.storages[k].bytes for k in block.brought if small.slots_of[k])
-            ways.append([(max(1, o.kept - other), o.seconds) for o in options(small)])
+            ways.append([(max(1, o.kept - other), o.seconds) for o in corners(small)])
         seconds = max(1e-12, max(s for way in ways for _, s in way))
         size = max(k for way in ways for k, _ in way)
         prices = [4.0**x * seconds / size for x in range(-3, 4)]
@@ -116,29 +130,31 @@ class Composer:
                 ranked.append(w)
         return ranked[:DIVISIONS]
 
-    def _parts(self, found: list[Block]) -> Iterator[Part]:
-        """The blocks, and neighbours that are small enough to be taken as one."""
-        for count in range(1, TOGETHER + 1):
-            merged: list[tuple[int, Block]] = []
-            for k in range(len(found) - count + 1):
-                first, stop = found[k].first, found[k + count - 1].stop
-                if count == 1:
-                    merged.append((k, found[k]))
-                elif stop - first <= LONGEST:
-                    merged.append((k, block_of(self.problem, first, stop)))
-            alike: dict[Form, list[Block]] = {}
-            for _, block in merged:
-                alike.setdefault(block.form, []).append(block)
-            for k, block in merged:
-                if (block.form, count) not in self._known:
-                    between = self._between(block, found[k : k + count])
-                    small = alone(self.problem, block, alike[block.form])
-                    has = count == 1 or any(small.droppable[s] for s in between)
-                    self._known[block.form, count] = effects(small, options(small, between) if has else list[Option]())
-                if known := self._known[block.form, count]:
-                    end = found[k - 1].begin if k else len(self._backward)
-                    begin = 0 if k + count == len(found) else block.begin
-                    yield self._part(k, k + count, block, known, begin, end)
+    def _parts(self, chosen: list[Block], count: int, least_alike: int = 1) -> Iterator[Part]:
+        """Every `count` neighbours as one block."""
+        found: list[tuple[int, Block]] = []
+        for k in range(len(chosen) - count + 1):
+            first, stop = chosen[k].first, chosen[k + count - 1].stop
+            if count == 1:
+                found.append((k, chosen[k]))
+            elif stop - first <= LONGEST:
+                found.append((k, block_of(self.problem, first, stop)))
+        alike: dict[Form, list[Block]] = {}
+        for _, block in found:
+            alike.setdefault(block.form, []).append(block)
+        for k, block in found:
+            same = alike[block.form]
+            if len(same) < least_alike:
+                continue
+            if (block.form, count) not in self._known:
+                between = self._between(block, chosen[k : k + count])
+                small = alone(self.problem, block, same)
+                has = count == 1 or any(small.droppable[s] for s in between)
+                self._known[block.form, count] = effects(small, options(small, between) if has else [])
+            if known := self._known[block.form, count]:
+                end = chosen[k - 1].begin if k else len(self._backward)
+                begin = 0 if k + count == len(chosen) else block.begin
+                yield self._part(k, k + count, block, known, begin, end)
 
     def _between(self, block: Block, within: list[Block]) -> list[int]:
         """What is inside of several blocks together and of none of them alone."""
@@ -165,6 +181,15 @@ class Composer:
         """For each division, the storages to drop for the least seconds within the budget, where there are any."""
         found = (composed(parts, budget_bytes) for parts in self.divisions if parts)
         return [dropped for dropped in found if dropped is not None]
+
+
+def composer_of(problem: Problem) -> Composer:
+    """The composer of a problem, made once for all its budgets."""
+    tables = tables_of(problem)
+    if tables.composer is None:
+        tables.composer = Composer(problem)
+    found: Composer = tables.composer
+    return found
 
 
 def composed(parts: list[Part], budget_bytes: int) -> list[int] | None:

@@ -21,7 +21,7 @@ from .relax import Relaxation
 from .state import State
 
 CORNERS = 12  # corners of the hull
-TRIED, LARGE = 1_500, 50  # changes by one storage; a change counts once more for each LARGE operations
+TRIED, LARGE = 1_000, 50  # changes by one storage; a change counts once more for each LARGE operations
 KEPT, LIVE = 16, 3  # cells of the grid
 STEEP = 1e4  # a price for all the block's bytes, in its seconds, at which all is dropped that can be
 
@@ -77,9 +77,9 @@ def options(problem: Problem, without: Iterable[int] = ()) -> list[Option]:
             found.setdefault(option.dropped, option)
 
     note(_here(state))
-    for corner in _corners(problem, state, must):
+    for corner in corners(problem, must):
         note(corner)
-    left = TRIED
+    left = TRIED // (3 if must else 1)
     for seed in _chosen(found.values()):
         state.move_to(seed.dropped)
         for s in problem.candidates:
@@ -112,8 +112,9 @@ def _here(state: State) -> Option:
     return Option(int(backward[0]), live, state.seconds, tuple(sorted(state.dropped)))
 
 
-def _corners(problem: Problem, state: State, must: set[int]) -> list[Option]:
-    """Options near the corners of the hull."""
+def corners(problem: Problem, must: Iterable[int] = ()) -> list[Option]:
+    """Options near the corners of the hull, with those of `must` dropped in the relaxation."""
+    state = State(problem)
     own = tuple(0 if t >= 0 else -1 for t in problem.last_step)
     model = Relaxation(problem, 1, own, lambda _: 0, problem.candidates)
     model.add_groups()

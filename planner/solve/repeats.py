@@ -33,6 +33,7 @@ WINDOWS = (1, 4, 16)  # lengths of the windows that vote
 LEAST = 3  # operations of the shortest block
 WORTH = 2  # a block saves so many times as much for backward as a cut keeps, at least
 PHASES, NEAR = 4, 1.25  # ways to cut a run that are compared, and how much more than the least they may keep
+LARGEST = 300  # operations of the largest block that is worth deciding on its own
 LONGEST = 120  # operations between runs that are one block; more are cut
 
 Form = tuple[Any, ...]
@@ -144,7 +145,8 @@ def blocks(problem: Problem, ranked: Callable[[list[Block]], list[int]] | None =
         The divisions, the best first; empty where nothing repeats.
     """
     n = len(problem.profile.ops)
-    ways = [found for run in runs(symbols(problem)) if (found := _phases(problem, run))]
+    wanted = (run for run in runs(symbols(problem)) if run.period <= LARGEST)
+    ways = [found for run in wanted if (found := _phases(problem, run))]
     for k, phases in enumerate(ways):
         # The second block is the first whose surroundings are those of the others.
         around = [block_of(problem, *(places[1:3] if len(places) > 2 else places[:2])) for places in phases]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +25,11 @@ class Tables:
         meets: storages that tie an operation to others of its group.
         fills: (storage, step) of the slots that it fills.
         cost, workspace, random, extra: by operation; `extra` are the bytes noted in forward if it runs again.
+        composer: the blocks with their options, once they have been looked for.
     """
 
     def __init__(self, problem: Problem) -> None:
+        self.composer: Any = None
         p, ops, storages = problem.profile, problem.profile.ops, problem.profile.storages
         self.n, self.m = len(ops), len(p.steps)
         self.size = [s.bytes for s in storages]
