@@ -127,8 +127,8 @@ def _searched(problem: Problem, search: Search) -> float:
     search.no_less_than(bound)
     if found is not None:
         search.start_from(found.dropped)
-    for joined in (0, 2):
-        if search.gap() > SETTLED:
+    for joined, open_gap in ((0, PROVEN_GAP), (2, SETTLED)):
+        if search.gap() > open_gap:
             search.compose(joined)
     if search.gap() > SETTLED:
         search.run()

@@ -24,6 +24,7 @@ from .state import State
 
 # Work is bounded by counting it, not by the clock, so that every machine finds the same plan.
 TRIED, MOVED = 4_500, 3_500  # operations in all the models of the first segmentations, and of those with moved cuts
+COMPOSED = 4  # so many times fewer where blocks have been composed
 FEWEST = 3  # segmentations that are tried however large the model is
 ROUNDS = 2  # how often a segmentation's model is solved
 LOCAL, MORE = 160_000, 100  # operations that local search looks at, and so many more for each of the step's moments
@@ -57,6 +58,7 @@ class Search:
         self.pool: set[Found] = set()
         self.best_of: dict[Cuts, Found] = {}
         self.starts: list[frozenset[int]] = []
+        self.composed: Found | None = None
 
     def no_less_than(self, seconds: float) -> None:
         """No decision costs less than this: once met, nothing is left to look for."""
@@ -108,7 +110,8 @@ class Search:
             target -= min(excess)
         if found:
             self.pool.update(found)
-            self.local.left = self._work() // (STARTS + 1)
+            self.composed = min(found)
+            self.local.left = self._work() // (2 * STARTS)
             self.state.move_to(min(found).dropped)
             self.local.run(self.state)
             self.pool.add(self.here())
@@ -119,11 +122,13 @@ class Search:
         return 1.0 if least == math.inf else (least - self.local.floor) / max(least, 1e-12)
 
     def run(self) -> None:
-        """The whole search."""
+        """The search over many segmentations; over a few of them where a composition has been found."""
+        share = 1 if self.composed is None else COMPOSED
         # Large models make do with fewer: the first are the ones that win most often.
-        for cuts in segmentations(self.problem)[: max(FEWEST, TRIED // max(1, len(self.problem.profile.ops)))]:
+        size = share * max(1, len(self.problem.profile.ops))
+        for cuts in segmentations(self.problem)[: max(FEWEST, TRIED // size)]:
             self.try_cuts(cuts)
-        self.move_cuts()
+        self.move_cuts(MOVED // size)
         self.improve()
 
     def here(self) -> Found:
@@ -168,9 +173,11 @@ class Search:
             found.append(self.here())
         return min(found)
 
-    def move_cuts(self) -> None:
-        """Removes, adds or shifts cuts of the best segmentation as long as that makes its plan cheaper."""
-        left = MOVED // max(1, len(self.problem.profile.ops))
+    def move_cuts(self, left: int) -> None:
+        """Removes, adds or shifts cuts of the best segmentation as long as that makes its plan cheaper.
+
+        At most `left` segmentations are tried.
+        """
         improving = bool(self.best_of)
         while improving:
             improving = False
