@@ -20,8 +20,8 @@ from ..problem import Problem
 from .relax import Relaxation
 from .state import State
 
-CORNERS = 12  # corners of the hull
-TRIED, LARGE = 1_000, 50  # changes by one storage; a change counts once more for each LARGE operations
+CORNERS = 8  # corners of the hull
+TRIED, LARGE = 500, 50  # changes by one storage; a change counts once more for each LARGE operations
 KEPT, LIVE = 16, 3  # cells of the grid
 STEEP = 1e4  # a price for all the block's bytes, in its seconds, at which all is dropped that can be
 

@@ -237,22 +237,20 @@ class State:
     # -- storages ---------------------------------------------------------------------------------------------------
 
     def _settle_all(self, done: Undo, added: Iterable[Replayed]) -> None:
-        """Settles what a change has touched."""
-        for s in {*done.dropped, *done.kept}.union(*(x.sources for _, x in done.removed), *(x.sources for x in added)):
-            self._settle(s)
-
-    def _settle(self, s: int) -> None:
-        """Sets until when a storage is live since forward."""
-        t = self.t
-        if t.death[s] > t.n or not t.made[s]:
-            return
-        until = max(self._reading.get(s, ()), default=-1)
-        if s not in self.dropped:
-            until = max(until, t.last_step[s])
-        if until != self._until[s]:
-            self._place(s, self._until[s], -1)
-            self._until[s] = until
-            self._place(s, until, 1)
+        """Sets until when each storage that a change has touched is live since forward."""
+        t, until, dropped, reading = self.t, self._until, self.dropped, self._reading
+        touched = {*done.dropped, *done.kept}.union(*(x.sources for _, x in done.removed), *(x.sources for x in added))
+        for s in touched:
+            if t.death[s] > t.n or not t.made[s]:
+                continue
+            last = -1 if s in dropped else t.last_step[s]
+            for end in reading.get(s, ()):
+                if end > last:
+                    last = end
+            if last != until[s]:
+                self._place(s, until[s], -1)
+                until[s] = last
+                self._place(s, last, 1)
 
     def _place(self, s: int, until: int, sign: int) -> None:
         t, size = self.t, sign * self.t.size[s]
