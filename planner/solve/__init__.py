@@ -26,6 +26,7 @@ Strategy = Literal["budget", "sqrt", "all", "none"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 PROVEN_GAP = 1e-3
 SETTLED = 0.01  # a gap that a composition of blocks leaves to no further search
+ALIKE = 5  # neighbours of which there are so many alike may be composed as one block
 OPEN = 0.05  # a gap above this is worth searching longer
 WIDE_OPEN = 0.1  # and from which it is searched much longer from everywhere
 # The relaxation with whole decisions: for so many operations at most, where the gap is above this, with so many nodes.
@@ -127,7 +128,7 @@ def _searched(problem: Problem, search: Search) -> float:
     search.no_less_than(bound)
     if found is not None:
         search.start_from(found.dropped)
-    for joined, open_gap in ((0, PROVEN_GAP), (2, SETTLED)):
+    for joined, open_gap in ((0, PROVEN_GAP), (ALIKE, SETTLED)):
         if search.gap() > open_gap:
             search.compose(joined)
     if search.gap() > SETTLED:

@@ -90,9 +90,11 @@ class Search:
         Where the composition exceeds the budget, by what several blocks need in common, it is made once more below it.
 
         Args:
-            joined: with 1, all neighbours may be taken as one block, with 2 those of which there are several alike.
+            joined: neighbours are taken as one block, too, where there are at least so many alike; 0 for none.
         """
         composer = composer_of(self.problem)
+        if not composer.repeats:
+            return
         if joined:
             composer.join(joined)
         target = self.problem.budget_bytes
@@ -111,7 +113,7 @@ class Search:
         if found:
             self.pool.update(found)
             self.composed = min(found)
-            self.local.left = self._work() // (2 * STARTS)
+            self.local.left = self._work() // (STARTS + 1 + bool(joined))
             self.state.move_to(min(found).dropped)
             self.local.run(self.state)
             self.pool.add(self.here())

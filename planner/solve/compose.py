@@ -18,6 +18,7 @@ forward; it is judged when it is carried out.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from ..problem import Problem
 from .alone import alone
-from .options import Effect, corners, effects, options
+from .options import TRIED, Effect, corners, effects, options
 from .repeats import LONGEST, Block, Form, block_of, blocks
 from .state import State
 from .tables import tables_of
@@ -35,6 +36,7 @@ from .tables import tables_of
 PAIRS = 500  # pairs that are carried on from one block to the next
 TOGETHER = 4  # so many neighbours, at most, are taken as one block
 SAME = 0.01  # ways to cut a run that differ by less are one
+OFTEN = 3  # a kind with so many blocks is worth more work than one with fewer
 DIVISIONS = 2  # so many of them are composed
 NOWHERE = -(1 << 60)
 
@@ -78,6 +80,7 @@ class Composer:
 
     Attributes:
         divisions: for each way to cut the step in blocks, its parts in the order of forward; none where nothing repeats.
+        repeats: whether some kind of block is met often.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -92,9 +95,11 @@ class Composer:
                 self._blocks.append(chosen)
         self.divisions = [list(self._parts(chosen, 1)) for chosen in self._blocks]
         self.least_alike = 0
+        alike = Counter(block.form for chosen in self._blocks for block in chosen)
+        self.repeats = max(alike.values(), default=0) >= OFTEN
 
     def join(self, least_alike: int) -> None:
-        """Adds neighbours taken as one block, where there are at least so many alike: 2, or 1 for all neighbours."""
+        """Adds neighbours taken as one block, where there are at least so many alike."""
         if self.least_alike and self.least_alike <= least_alike:
             return
         for number, chosen in enumerate(self._blocks):
@@ -150,7 +155,8 @@ class Composer:
                 between = self._between(block, chosen[k : k + count])
                 small = alone(self.problem, block, same)
                 has = count == 1 or any(small.droppable[s] for s in between)
-                self._known[block.form, count] = effects(small, options(small, between) if has else [])
+                effort = TRIED // (count if len(same) >= OFTEN else 4)
+                self._known[block.form, count] = effects(small, options(small, between, effort) if has else [])
             if known := self._known[block.form, count]:
                 end = chosen[k - 1].begin if k else len(self._backward)
                 begin = 0 if k + count == len(chosen) else block.begin

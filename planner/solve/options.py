@@ -20,8 +20,8 @@ from ..problem import Problem
 from .relax import Relaxation
 from .state import State
 
-CORNERS = 8  # corners of the hull
-TRIED, LARGE = 500, 50  # changes by one storage; a change counts once more for each LARGE operations
+CORNERS = 10  # corners of the hull
+TRIED, LARGE = 1_000, 50  # changes by one storage; a change counts once more for each LARGE operations
 KEPT, LIVE = 16, 3  # cells of the grid
 STEEP = 1e4  # a price for all the block's bytes, in its seconds, at which all is dropped that can be
 
@@ -62,12 +62,13 @@ class Effect(NamedTuple):
     dropped: tuple[int, ...]
 
 
-def options(problem: Problem, without: Iterable[int] = ()) -> list[Option]:
+def options(problem: Problem, without: Iterable[int] = (), effort: int = TRIED) -> list[Option]:
     """The options of a block that is a problem of its own (see `alone`), by kept bytes.
 
     Args:
         problem: the block.
         without: storages that each option drops; with none, one of the options is to keep all.
+        effort: changes by one storage that are tried.
     """
     state, must = State(problem), {s for s in without if problem.droppable[s]}
     found: dict[tuple[int, ...], Option] = {}
@@ -79,7 +80,7 @@ def options(problem: Problem, without: Iterable[int] = ()) -> list[Option]:
     note(_here(state))
     for corner in corners(problem, must):
         note(corner)
-    left = TRIED // (3 if must else 1)
+    left = effort
     for seed in _chosen(found.values()):
         state.move_to(seed.dropped)
         for s in problem.candidates:
