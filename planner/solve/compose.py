@@ -36,6 +36,7 @@ from .tables import tables_of
 PAIRS = 500  # pairs that are carried on from one block to the next
 TOGETHER = 4  # so many neighbours, at most, are taken as one block
 SAME = 0.01  # ways to cut a run that differ by less are one
+AROUND = 8  # stretches on either side from which the price of a byte is read off
 OFTEN = 3  # a kind with so many blocks is worth more work than one with fewer
 DIVISIONS = 2  # so many of them are composed
 NOWHERE = -(1 << 60)
@@ -243,9 +244,21 @@ def _undominated(pairs: Pairs) -> Pairs:
     kept = pairs.kept[order]
     order = order[np.concatenate(([True], kept[1:] < np.minimum.accumulate(kept)[:-1]))]
     if len(order) > PAIRS:
-        kept = pairs.kept[order]
-        stretch = (kept - kept[-1]) * PAIRS // max(1, int(kept[0] - kept[-1]))
-        first = np.concatenate(([True], stretch[1:] != stretch[:-1]))
-        first[-1] = True
-        order = order[first]
+        order = order[_thinned(pairs.kept[order], pairs.seconds[order])]
     return Pairs(*(column[order] for column in pairs))
+
+
+def _thinned(kept: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Of pairs by falling bytes and rising seconds, the best of each stretch of bytes, and the last of all.
+
+    The best is nearest to the lower hull: the seconds that a byte costs are taken from the neighbouring stretches.
+    """
+    stretch = (kept - kept[-1]) * PAIRS // max(1, int(kept[0] - kept[-1]))
+    first = np.flatnonzero(np.concatenate(([True], stretch[1:] != stretch[:-1])))
+    left = first[np.maximum(np.arange(len(first)) - AROUND, 0)]
+    right = np.append(first, len(kept) - 1)[np.minimum(np.arange(len(first)) + AROUND, len(first))]
+    price = (seconds[right] - seconds[left]) / np.maximum(kept[left] - kept[right], 1)
+    of = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(kept))))
+    value = seconds + price[of] * (kept - kept[-1])
+    best = np.lexsort((value, of))[first]
+    return np.append(best[:-1], len(kept) - 1) if best[-1] != len(kept) - 1 else best
