@@ -30,7 +30,7 @@ ROUNDS = 2  # how often a segmentation's model is solved
 LOCAL, MORE = 160_000, 100  # operations that local search looks at, and so many more for each of the step's moments
 LEAST, EACH = 100_000, 400  # the same for small problems
 WIDER, WIDEST = 6, 6_000_000  # where very much is open: how many times as long, and the most operations
-DEEPER, DEEP = 1000, 8_000_000  # operations that local search looks at for each of the model's where much is left open
+DEEPER, DEEP, LARGE = 1000, 10_000_000, 1_600  # operations that local search looks at for each of the model's where much is left open
 STARTS = 3  # how many decisions it starts from
 THRESHOLDS = (0.01, 0.5, 0.99)  # what a relaxed decision drops by more is dropped where a plan starts from it
 
@@ -242,7 +242,7 @@ class Search:
         if wide:
             self.improve(WIDER)
         n = self.state.t.n
-        self.local.left = max(DEEPER * n, min(3 * DEEPER * n, DEEP))
+        self.local.left = max(LARGE * n, min(3 * DEEPER * n, DEEP))
         self.state.move_to(min(self.pool).dropped)
         self.local.run(self.state)
         self.pool.add(self.here())
