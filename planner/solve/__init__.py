@@ -26,6 +26,7 @@ Strategy = Literal["budget", "sqrt", "all", "none"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 PROVEN_GAP = 1e-3
 SETTLED = 0.01  # a gap that a composition of blocks leaves to no further search
+LITTLE = 1e-3  # what is left open is little where it is at most this share of the step
 ALIKE = 5  # neighbours of which there are so many alike may be composed as one block
 OPEN = 0.05  # a gap above this is worth searching longer
 WIDE_OPEN = 0.1  # and from which it is searched much longer from everywhere
@@ -132,7 +133,7 @@ def _searched(problem: Problem, search: Search) -> float:
         if search.gap() > open_gap:
             search.compose(joined)
     if search.gap() > SETTLED:
-        search.run()
+        search.run(search.least_seconds() - bound > LITTLE * problem.profile.step_seconds)
     if search.gap() > OPEN:
         search.compose(1)
     if search.least_seconds() * (1 - OPEN) > bound:

@@ -24,13 +24,15 @@ from .state import State
 
 # Work is bounded by counting it, not by the clock, so that every machine finds the same plan.
 TRIED, MOVED = 4_500, 3_500  # operations in all the models of the first segmentations, and of those with moved cuts
-COMPOSED = 4  # so many times fewer where blocks have been composed
 FEWEST = 3  # segmentations that are tried however large the model is
+COMPOSED = 4  # so many times fewer are tried where blocks have been composed
 ROUNDS = 2  # how often a segmentation's model is solved
 LOCAL, MORE = 160_000, 100  # operations that local search looks at, and so many more for each of the step's moments
 LEAST, EACH = 100_000, 400  # the same for small problems
 WIDER, WIDEST = 6, 6_000_000  # where very much is open: how many times as long, and the most operations
-DEEPER, DEEP, LARGE = 1000, 10_000_000, 1_600  # operations that local search looks at for each of the model's where much is left open
+# Where much is left open, operations that local search looks at: for each of the model's, up to a number, and of a
+# large model for each of its own at least.
+DEEPER, DEEP, LARGE = 3_000, 10_000_000, 1_600
 STARTS = 3  # how many decisions it starts from
 THRESHOLDS = (0.01, 0.5, 0.99)  # what a relaxed decision drops by more is dropped where a plan starts from it
 
@@ -58,7 +60,7 @@ class Search:
         self.pool: set[Found] = set()
         self.best_of: dict[Cuts, Found] = {}
         self.starts: list[frozenset[int]] = []
-        self.composed: Found | None = None
+        self.composed = False
 
     def no_less_than(self, seconds: float) -> None:
         """No decision costs less than this: once met, nothing is left to look for."""
@@ -112,7 +114,7 @@ class Search:
             target -= min(excess)
         if found:
             self.pool.update(found)
-            self.composed = min(found)
+            self.composed = True
             self.local.left = self._work() // (STARTS + 1 + bool(joined))
             self.state.move_to(min(found).dropped)
             self.local.run(self.state)
@@ -123,14 +125,17 @@ class Search:
         least = self.least_seconds()
         return 1.0 if least == math.inf else (least - self.local.floor) / max(least, 1e-12)
 
-    def run(self) -> None:
-        """The search over many segmentations; over a few of them where a composition has been found."""
-        share = 1 if self.composed is None else COMPOSED
-        # Large models make do with fewer: the first are the ones that win most often.
-        size = share * max(1, len(self.problem.profile.ops))
-        for cuts in segmentations(self.problem)[: max(FEWEST, TRIED // size)]:
-            self.try_cuts(cuts)
-        self.move_cuts(MOVED // size)
+    def run(self, wide: bool = True) -> None:
+        """The search over many segmentations, over a few of them where blocks have been composed, and from the best.
+
+        Without `wide` no segmentation is tried where blocks have been composed.
+        """
+        size = max(1, len(self.problem.profile.ops)) * (COMPOSED if self.composed else 1)
+        if wide or not self.composed:
+            # Large models make do with fewer: the first are the ones that win most often.
+            for cuts in segmentations(self.problem)[: max(FEWEST, TRIED // size)]:
+                self.try_cuts(cuts)
+            self.move_cuts(MOVED // size)
         self.improve()
 
     def here(self) -> Found:
@@ -242,7 +247,7 @@ class Search:
         if wide:
             self.improve(WIDER)
         n = self.state.t.n
-        self.local.left = max(LARGE * n, min(3 * DEEPER * n, DEEP))
+        self.local.left = max(LARGE * n, min(DEEPER * n, DEEP))
         self.state.move_to(min(self.pool).dropped)
         self.local.run(self.state)
         self.pool.add(self.here())

@@ -80,7 +80,7 @@ class Composer:
         problem: the profile.
 
     Attributes:
-        divisions: for each way to cut the step in blocks, its parts in the order of forward; none where nothing repeats.
+        divisions: for each way to cut the step in blocks, its parts in the order of forward.
         repeats: whether some kind of block is met often.
     """
 
@@ -245,7 +245,8 @@ def _undominated(pairs: Pairs) -> Pairs:
     order = order[np.concatenate(([True], kept[1:] < np.minimum.accumulate(kept)[:-1]))]
     if len(order) > PAIRS:
         order = order[_thinned(pairs.kept[order], pairs.seconds[order])]
-    return Pairs(*(column[order] for column in pairs))
+    kept, seconds, part, option, source = pairs
+    return Pairs(kept[order], seconds[order], part[order], option[order], source[order])
 
 
 def _thinned(kept: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -4,11 +4,12 @@ Models are made of layers that are alike. What is worth dropping within a layer 
 them, if the layers are recognised, and names of modules say little: layers are unrolled by hand, fused, numbered, not
 numbered. So blocks are read off the operations alone.
 
-*Runs.* Each operation gets a symbol: its name, and the bytes of all that it reads, makes, saves and changes. A repeat of
-period p shows as a stretch in which each symbol equals the one p places on. Which periods are worth a look is decided by
-vote: short windows of symbols are sorted, and each vote is the distance to the last window that is equal. A fixed number
-of periods is looked at, each in time linear in the number of operations (the maximal repetitions of Main and Lorentz,
-1984, for the periods that win). A run is cut where cutting keeps least, which for a transformer is its residual stream.
+*Runs.* Each operation gets a symbol: its name, and the bytes of all that it reads, makes, saves and changes. A repeat
+of period p shows as a stretch in which each symbol equals the one p places on. Which periods are looked at is decided
+by vote: short windows of symbols are sorted, and each vote is the distance to the last window that is equal. A fixed
+number of periods is looked at, each in time linear in the number of operations; what is found are the maximal
+repetitions of Main and Lorentz (1984) for the periods that win. A run is cut where cutting keeps least, which for a
+transformer is its residual stream.
 
 *Kinds.* Two blocks are of one kind where their `form` is equal: the same operations on the same storages up to
 numbering, with the same slots read in the same order. Names of modules and measured times have no part in it.
@@ -53,7 +54,7 @@ class Block(NamedTuple):
     Attributes:
         first, stop: the operations.
         storages: those that the block has to do with, numbered by first mention; equal forms number alike.
-        inside: which of them, as positions in `storages`, are made and needed within the block alone and may be dropped.
+        inside: which of them, as positions in `storages`, may be dropped and are made and needed in the block alone.
         brought: which of them are made before it and needed for the last time within it.
         begin: the first backward step that reads a slot of what is inside; -1 if there is none.
         form: equal for blocks of one kind.
@@ -233,9 +234,7 @@ def _form(problem: Problem, block: Block) -> Form:
         death = min(storage.death, stop + 1) - first if storage.birth >= first else -1
         form.append((storage.bytes, kind, s in inside, s in brought, death, read))
     for op in p.ops[first:stop]:
-        reads = tuple(
-            (number[r.storage], max(-1, r.producer - first), r.version - before(r.storage)) for r in op.reads
-        )
+        reads = tuple((number[r.storage], max(-1, r.producer - first), r.version - before(r.storage)) for r in op.reads)
         made = of(op.makes), of(op.hides), of(op.writes), of(op.output), of(op.choices)
         form.append((op.name, reads, made, op.workspace_bytes, op.random, op.replay, op.inside, op.snapshot))
     return tuple(form)

@@ -53,7 +53,7 @@ class State:
         self._backward = np.zeros(t.m + 1, dtype=np.int64)
         self._replay = np.full(t.m, NEVER, dtype=np.int64)
         # Single entries are read and written faster through a view than through the array.
-        self._forward_at, self._backward_at = memoryview(self._forward), memoryview(self._backward)
+        self._forward_at, self._backward_at = self._forward.data, self._backward.data
         self._until = [t.m if t.death[s] > t.n else t.last_step[s] for s in range(len(t.size))]
         for s in range(len(t.size)):
             if t.made[s]:
