@@ -97,15 +97,13 @@ class Search:
         composer = composer_of(self.problem)
         if not composer.repeats:
             return
-        if joined:
-            composer.join(joined)
         target = self.problem.budget_bytes
         found: list[Found] = []
         for _ in range(ROUNDS):
             if self.over:
                 return
             excess = []
-            for dropped in composer.compose(target):
+            for dropped in composer.compose(target, joined):
                 self.state.move_to(dropped)
                 found.append(self.here())
                 excess.append(self.state.peak_bytes() - self.problem.budget_bytes)

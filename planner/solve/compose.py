@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -86,7 +86,7 @@ class Composer:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._known: dict[tuple[Form, int], list[Effect]] = {}
+        self._known: dict[tuple[Form, int, int], list[Effect]] = {}
         state = State(problem)
         self._forward, self._backward = state.forward(), state.backward()
         self._blocks: list[list[Block]] = []
@@ -94,20 +94,19 @@ class Composer:
             chosen = [block for block in found if block.begin >= 0]
             if chosen and all(a.begin > b.begin for a, b in pairwise(chosen)):
                 self._blocks.append(chosen)
-        self.divisions = [list(self._parts(chosen, 1)) for chosen in self._blocks]
-        self.least_alike = 0
+        self.divisions = [list(self._parts(number, 1)) for number in range(len(self._blocks))]
+        self._joined: dict[int, list[list[Part]]] = {0: self.divisions}
         alike = Counter(block.form for chosen in self._blocks for block in chosen)
         self.repeats = max(alike.values(), default=0) >= OFTEN
 
-    def join(self, least_alike: int) -> None:
-        """Adds neighbours taken as one block, where there are at least so many alike."""
-        if self.least_alike and self.least_alike <= least_alike:
-            return
-        for number, chosen in enumerate(self._blocks):
-            # A second time, those that are there already are known, and cost nothing.
-            joined = (self._parts(chosen, count, least_alike) for count in range(2, TOGETHER + 1))
-            self.divisions[number] = [*self._parts(chosen, 1), *chain(*joined)]
-        self.least_alike = least_alike
+    def joined(self, least_alike: int) -> list[list[Part]]:
+        """The divisions, with neighbours taken as one block where there are at least so many alike; 0 for none."""
+        if least_alike not in self._joined:
+            self._joined[least_alike] = [
+                parts + [part for count in range(2, TOGETHER + 1) for part in self._parts(number, count, least_alike)]
+                for number, parts in enumerate(self.divisions)
+            ]
+        return self._joined[least_alike]
 
     def _ranked(self, around: list[Block]) -> list[int]:
         """Of blocks that are cut from a run in different ways, the numbers of the best that differ.
@@ -136,8 +135,9 @@ class Composer:
                 ranked.append(w)
         return ranked[:DIVISIONS]
 
-    def _parts(self, chosen: list[Block], count: int, least_alike: int = 1) -> Iterator[Part]:
-        """Every `count` neighbours as one block."""
+    def _parts(self, number: int, count: int, least_alike: int = 1) -> Iterator[Part]:
+        """Every `count` neighbours of a division as one block, where there are at least so many alike."""
+        chosen = self._blocks[number]
         found: list[tuple[int, Block]] = []
         for k in range(len(chosen) - count + 1):
             first, stop = chosen[k].first, chosen[k + count - 1].stop
@@ -152,13 +152,15 @@ class Composer:
             same = alike[block.form]
             if len(same) < least_alike:
                 continue
-            if (block.form, count) not in self._known:
+            # What one block can do is found once for all divisions; more depends on what is between them.
+            key = block.form, count, number if count > 1 else 0
+            if key not in self._known:
                 between = self._between(block, chosen[k : k + count])
                 small = alone(self.problem, block, same)
                 has = count == 1 or any(small.droppable[s] for s in between)
                 effort = TRIED // (count if len(same) >= OFTEN else 4)
-                self._known[block.form, count] = effects(small, options(small, between, effort) if has else [])
-            if known := self._known[block.form, count]:
+                self._known[key] = effects(small, options(small, between, effort) if has else [])
+            if known := self._known[key]:
                 end = chosen[k - 1].begin if k else len(self._backward)
                 begin = 0 if k + count == len(chosen) else block.begin
                 yield self._part(k, k + count, block, known, begin, end)
@@ -184,9 +186,18 @@ class Composer:
         kept = np.array([effect.kept for effect in known], dtype=np.int64)
         return Part(before, after, block.storages, known, kept, np.array(peaks, dtype=np.int64), np.array(seconds))
 
-    def compose(self, budget_bytes: int) -> list[list[int]]:
-        """For each division, the storages to drop for the least seconds within the budget, where there are any."""
-        found = (composed(parts, budget_bytes) for parts in self.divisions if parts)
+    def compose(self, budget_bytes: int, least_alike: int = 0) -> list[list[int]]:
+        """For each division, the storages to drop for the least seconds within the budget, where there are any.
+
+        Args:
+            budget_bytes: most bytes that may be live.
+            least_alike: neighbours are taken as one block, too, where so many are alike; 0 for none.
+
+        Example:
+            >>> Composer(problem).compose(problem.budget_bytes)  # doctest: +SKIP
+            [[4, 5, 9, 17, 18]]
+        """
+        found = (composed(parts, budget_bytes) for parts in self.joined(least_alike) if parts)
         return [dropped for dropped in found if dropped is not None]
 
 
