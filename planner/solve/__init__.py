@@ -129,11 +129,13 @@ def _searched(problem: Problem, search: Search) -> float:
     search.no_less_than(bound)
     if found is not None:
         search.start_from(found.dropped)
-    for joined, open_gap in ((0, PROVEN_GAP), (ALIKE, SETTLED)):
-        if search.gap() > open_gap:
-            search.compose(joined)
+    if search.gap() > PROVEN_GAP:
+        search.compose()
+    little = LITTLE * problem.profile.step_seconds
+    if search.gap() > SETTLED / 2 and search.least_seconds() > bound + little / 2:
+        search.compose(ALIKE)
     if search.gap() > SETTLED:
-        search.run(search.least_seconds() - bound > LITTLE * problem.profile.step_seconds)
+        search.run(search.least_seconds() > bound + little)
     if search.gap() > OPEN:
         search.compose(1)
     if search.least_seconds() * (1 - OPEN) > bound:

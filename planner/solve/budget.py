@@ -95,7 +95,7 @@ class Search:
             joined: neighbours are taken as one block, too, where there are at least so many alike; 0 for none.
         """
         composer = composer_of(self.problem)
-        if not composer.repeats:
+        if not composer.repeats or (joined and not composer.adds(joined)):
             return
         target = self.problem.budget_bytes
         found: list[Found] = []

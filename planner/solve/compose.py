@@ -38,6 +38,7 @@ TOGETHER = 4  # so many neighbours, at most, are taken as one block
 SAME = 0.01  # ways to cut a run that differ by less are one
 AROUND = 8  # stretches on either side from which the price of a byte is read off
 OFTEN = 3  # a kind with so many blocks is worth more work than one with fewer
+SELDOM = 8  # so many times less work for the others
 DIVISIONS = 2  # so many of them are composed
 NOWHERE = -(1 << 60)
 
@@ -86,7 +87,7 @@ class Composer:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._known: dict[tuple[Form, int, int], list[Effect]] = {}
+        self._known: dict[tuple[Form, int, int, int], list[Effect]] = {}
         state = State(problem)
         self._forward, self._backward = state.forward(), state.backward()
         self._blocks: list[list[Block]] = []
@@ -107,6 +108,10 @@ class Composer:
                 for number, parts in enumerate(self.divisions)
             ]
         return self._joined[least_alike]
+
+    def adds(self, least_alike: int) -> bool:
+        """Whether any neighbours are taken as one block."""
+        return sum(map(len, self.joined(least_alike))) > sum(map(len, self.divisions))
 
     def _ranked(self, around: list[Block]) -> list[int]:
         """Of blocks that are cut from a run in different ways, the numbers of the best that differ.
@@ -153,12 +158,12 @@ class Composer:
             if len(same) < least_alike:
                 continue
             # What one block can do is found once for all divisions; more depends on what is between them.
-            key = block.form, count, number if count > 1 else 0
+            key = block.form, count, number if count > 1 else 0, least_alike
             if key not in self._known:
                 between = self._between(block, chosen[k : k + count])
                 small = alone(self.problem, block, same)
                 has = count == 1 or any(small.droppable[s] for s in between)
-                effort = TRIED // (count if len(same) >= OFTEN else 4)
+                effort = TRIED // (1 if count > 1 and least_alike == 1 else count if len(same) >= OFTEN else SELDOM)
                 self._known[key] = effects(small, options(small, between, effort) if has else [])
             if known := self._known[key]:
                 end = chosen[k - 1].begin if k else len(self._backward)

@@ -10,6 +10,7 @@ live bytes stay.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from ..problem import Problem
 from .relax import Relaxation
 from .state import State
 
-CORNERS = 10  # corners of the hull
+CORNERS = 11  # corners of the hull
 TRIED, LARGE = 1_000, 50  # changes by one storage; a change counts once more for each LARGE operations
 KEPT, LIVE = 16, 3  # cells of the grid
 STEEP = 1e4  # a price for all the block's bytes, in its seconds, at which all is dropped that can be
@@ -133,16 +134,15 @@ def corners(problem: Problem, must: Iterable[int] = ()) -> list[Option]:
         kept = model.kept[0].solution_value()
         return kept, objective.Value() - price * kept
 
-    def between(a: tuple[float, float], b: tuple[float, float]) -> None:
-        if len(found) >= CORNERS or a[0] - b[0] < 1e-6:
-            return
+    pairs = deque([(at(0.0), at(STEEP))])
+    while pairs and len(found) < CORNERS:
+        a, b = pairs.popleft()  # breadth first, so that a hull with more corners is known evenly
+        if a[0] - b[0] < 1e-6:
+            continue
         price = (b[1] - a[1]) / (a[0] - b[0])
         c = at(price)
         if c[1] + price * c[0] < a[1] + price * a[0] - 1e-7:
-            between(a, c)
-            between(c, b)
-
-    between(at(0.0), at(STEEP))
+            pairs += [(a, c), (c, b)]
     return found
 
 
