@@ -252,11 +252,11 @@ def _reached(pairs: Pairs, part: Part, number: int, budget_bytes: int, room: int
 
 
 def _undominated(pairs: Pairs) -> Pairs:
-    """Those that no other beats in bytes and seconds; of very many, the cheapest of each stretch of bytes."""
+    """Those that no other beats in bytes and seconds; of very many, the best of each stretch of bytes."""
     if not len(pairs.kept):
         return pairs
-    # By seconds, then bytes: a pair stays if it keeps less than all that are cheaper.
-    order = np.lexsort((pairs.option, pairs.source, pairs.part, pairs.kept, pairs.seconds))
+    # By seconds: a pair stays if it keeps less than all before it.
+    order = np.argsort(pairs.seconds, kind="stable")
     kept = pairs.kept[order]
     order = order[np.concatenate(([True], kept[1:] < np.minimum.accumulate(kept)[:-1]))]
     if len(order) > PAIRS:
