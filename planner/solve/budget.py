@@ -25,6 +25,7 @@ from .state import State
 # Work is bounded by counting it, not by the clock, so that every machine finds the same plan.
 TRIED, MOVED = 4_500, 3_500  # operations in all the models of the first segmentations, and of those with moved cuts
 FEWEST = 3  # segmentations that are tried however large the model is
+FAR = 0.02  # a gap of a composition above which it is improved less by itself
 COMPOSED = 4  # so many times fewer are tried where blocks have been composed
 ROUNDS = 2  # how often a segmentation's model is solved
 LOCAL, MORE = 160_000, 100  # operations that local search looks at, and so many more for each of the step's moments
@@ -113,7 +114,8 @@ class Search:
         if found:
             self.pool.update(found)
             self.composed = True
-            self.local.left = self._work() // (STARTS + 1 + bool(joined))
+            # Where much is left open, more is looked for elsewhere first.
+            self.local.left = self._work() // ((STARTS + 1) * (1 if self.gap() < FAR else 3))
             self.state.move_to(min(found).dropped)
             self.local.run(self.state)
             self.pool.add(self.here())
