@@ -1,10 +1,10 @@
 """Strategy "budget": the cheapest decision that keeps the budget, by composing blocks and by linear programs.
 
-Where blocks repeat, an option for each is chosen first (see `compose`). Every segmentation of a family is planned by its
-own linear program (see `segmented`) and rounded part by part. Cuts of the best are then moved one at a time where that
-makes the plan cheaper, and the winners are improved by local search (see `local`). Whatever any other strategy offers is
-a candidate, too, so that the result is never worse than the best of them. Candidates are believed only as far as the
-simulation agrees.
+Where blocks repeat, an option for each is chosen first (see `compose`). Every segmentation of a family is planned by
+its own linear program (see `segmented`) and rounded part by part. Cuts of the best are then moved one at a time where
+that makes the plan cheaper, and the winners are improved by local search (see `local`). Whatever any other strategy
+offers is a candidate, too, so that the result is never worse than the best of them. Candidates are believed only as
+far as the simulation agrees.
 """
 
 from __future__ import annotations
