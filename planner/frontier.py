@@ -17,6 +17,7 @@ from .regional import RegionDecision, decide_for_budgets
 from .regions import Region
 from .released import run_by_graph
 from .solve import Solution, minimum_of, rate, solve
+from .solve.tables import tables_of
 
 POINTS = 16
 
@@ -84,6 +85,7 @@ def frontier(profile: Profile, points: int = POINTS, progress: Progress | None =
     """
     check_points(points)
     problem = make_problem(run_by_graph(profile) if graph else profile, 0)
+    tables_of(problem)  # before there are copies for each budget, so that all of them have the same
     budgets = spaced(minimum_of(problem).peak_bytes, problem.judge(()).peak_bytes, points)
     # From the largest down: what one search meets above its own budget is often the answer to the next one up.
     for done, budget in enumerate(budgets):

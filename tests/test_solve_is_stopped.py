@@ -13,6 +13,7 @@ from ckpt_planner.schedule import Schedule
 from ckpt_planner.simulate import simulate
 from ckpt_planner.solve import Solution, SolveStatus, solve
 from ckpt_planner.solve.budget import Search
+from ckpt_planner.solve.compose import Composer
 from ckpt_planner.solve.state import State
 
 
@@ -45,7 +46,17 @@ def interrupting(after: int, method: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("after", [1, 4])
 def test_an_interrupt_gives_the_best_plan_so_far(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = problem()
+    monkeypatch.setattr(Search, "compose", lambda *_: None)  # it would leave nothing to try here
     monkeypatch.setattr(Search, "try_cuts", interrupting(after, Search.try_cuts))
+    check(asked, solve(asked))
+
+
+@pytest.mark.parametrize("method", ["__init__", "compose"])
+def test_an_interrupt_while_blocks_are_composed_gives_the_best_plan_so_far(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = problem()
+    monkeypatch.setattr(Composer, method, interrupting(0, getattr(Composer, method)))
     check(asked, solve(asked))
 
 

@@ -26,6 +26,9 @@ from .sqrt import solve_sqrt, sqrt_candidates
 Strategy = Literal["budget", "sqrt", "all", "none"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 PROVEN_GAP = 1e-3
+SETTLED = 0.01  # a gap that a composition of blocks leaves to no further search
+LITTLE = 1e-3  # what is left open is little where it is at most this share of the step
+ALIKE = 5  # neighbours of which there are so many alike may be composed as one block
 OPEN = 0.05  # a gap above this is worth searching longer
 WIDE_OPEN = 0.1  # and from which it is searched much longer from everywhere
 # The relaxation with whole decisions: for so many operations at most, where the gap is above this, with so many nodes.
@@ -159,7 +162,15 @@ def _searched(problem: Problem, search: Search) -> float:
     search.no_less_than(bound)
     if found is not None:
         search.start_from(found.dropped)
-    search.run()
+    if search.gap() > PROVEN_GAP:
+        search.compose()
+    little = LITTLE * problem.profile.step_seconds
+    if search.gap() > SETTLED / 2 and search.least_seconds() > bound + little / 2:
+        search.compose(ALIKE)
+    if search.gap() > SETTLED:
+        search.run(search.least_seconds() > bound + little)
+    if search.gap() > OPEN:
+        search.compose(1)
     if search.least_seconds() * (1 - OPEN) > bound:
         search.deepen(search.least_seconds() * (1 - WIDE_OPEN) > bound)
     for limits in (WHOLE, (LONG,)):

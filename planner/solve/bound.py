@@ -18,6 +18,7 @@ letting variables be fractional, enlarges the set of points, so the bound stays 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -61,11 +62,11 @@ def relaxed(problem: Problem, nodes: int = 0, *, groups: bool = True) -> Relaxed
         return Relaxed(0.0, {})
     spans = read_spans(problem)
     times = _row_times(problem, spans)
-    stages = len(times)
+    stages, last_first = len(times), [-t for t in times]
 
     def stage(step: int) -> int:
         """The stage of the last row that is not after `step`: what is needed at `step` is live there."""
-        return min((j for j, t in enumerate(times) if t <= step), default=stages - 1)
+        return min(bisect_left(last_first, -step), stages - 1)
 
     own = tuple(stage(t) if t >= 0 else -1 for t in problem.last_step)
     earliest = used_until(problem)

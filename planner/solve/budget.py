@@ -1,9 +1,10 @@
-"""Strategy "budget": the cheapest decision that keeps the budget, by linear programs over several segmentations.
+"""Strategy "budget": the cheapest decision that keeps the budget, by composing blocks and by linear programs.
 
-Every segmentation is planned by its own linear program (see `segmented`) and rounded part by part. Cuts of the best are
-then moved one at a time where that makes the plan cheaper, and the winners are improved by local search (see `local`).
-Whatever any other strategy offers is a candidate, too, so that the result is never worse than the best of them.
-Candidates are believed only as far as the simulation agrees.
+Where blocks repeat, an option for each is chosen first (see `compose`). Every segmentation of a family is planned by
+its own linear program (see `segmented`) and rounded part by part. Cuts of the best are then moved one at a time where
+that makes the plan cheaper, and the winners are improved by local search (see `local`). Whatever any other strategy
+offers is a candidate, too, so that the result is never worse than the best of them. Candidates are believed only as
+far as the simulation agrees.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from ..problem import Judged, Problem
 from .blocks import block_cuts
+from .compose import composer_of
 from .local import LocalSearch
 from .relax import parts_of
 from .segmented import SegmentedModel
@@ -24,11 +26,15 @@ from .state import State
 # Work is bounded by counting it, not by the clock, so that every machine finds the same plan.
 TRIED, MOVED = 4_500, 3_500  # operations in all the models of the first segmentations, and of those with moved cuts
 FEWEST = 3  # segmentations that are tried however large the model is
+FAR = 0.02  # a gap of a composition above which it is improved less by itself
+COMPOSED = 4  # so many times fewer are tried where blocks have been composed
 ROUNDS = 2  # how often a segmentation's model is solved
 LOCAL, MORE = 160_000, 100  # operations that local search looks at, and so many more for each of the step's moments
 LEAST, EACH = 100_000, 400  # the same for small problems
 WIDER, WIDEST = 6, 6_000_000  # where very much is open: how many times as long, and the most operations
-DEEPER, DEEP = 1000, 8_000_000  # operations that local search looks at for each of the model's where much is left open
+# Where much is left open, operations that local search looks at: for each of the model's, up to a number, and of a
+# large model for each of its own at least.
+DEEPER, DEEP, LARGE = 3_000, 10_000_000, 1_600
 STARTS = 3  # how many decisions it starts from
 THRESHOLDS = (0.01, 0.5, 0.99)  # what a relaxed decision drops by more is dropped where a plan starts from it
 
@@ -56,6 +62,7 @@ class Search:
         self.pool: set[Found] = set()
         self.best_of: dict[Cuts, Found] = {}
         self.starts: list[frozenset[int]] = []
+        self.composed = False
 
     def no_less_than(self, seconds: float) -> None:
         """No decision costs less than this: once met, nothing is left to look for."""
@@ -81,12 +88,55 @@ class Search:
             self.state.move_to(s for s, v in values.items() if v > least)
             self.starts.append(frozenset(self.state.dropped))
 
-    def run(self) -> None:
-        """The whole search."""
-        # Large models make do with fewer: the first are the ones that win most often.
-        for cuts in segmentations(self.problem)[: max(FEWEST, TRIED // max(1, len(self.problem.profile.ops)))]:
-            self.try_cuts(cuts)
-        self.move_cuts()
+    def compose(self, joined: int = 0) -> None:
+        """Composes blocks that repeat (see `compose`), and improves the best of what comes of it.
+
+        Where the composition exceeds the budget, by what several blocks need in common, it is made once more below it.
+
+        Args:
+            joined: neighbours are taken as one block, too, where there are at least so many alike; 0 for none.
+        """
+        composer = composer_of(self.problem)
+        if not composer.repeats or (joined and not composer.adds(joined)):
+            return
+        target = self.problem.budget_bytes
+        found: list[Found] = []
+        for _ in range(ROUNDS):
+            if self.over:
+                return
+            excess = []
+            for dropped in composer.compose(target, joined):
+                self.state.move_to(dropped)
+                found.append(self.here())
+                excess.append(self.state.peak_bytes() - self.problem.budget_bytes)
+            if min(excess, default=0) <= 0:
+                break
+            target -= min(excess)
+        if found:
+            self.pool.update(found)
+            self.composed = True
+            # Where much is left open, more is looked for elsewhere first.
+            self.local.left = self._work() // ((STARTS + 1) * (1 if self.gap() < FAR else 3))
+            self.state.move_to(min(found).dropped)
+            self.local.run(self.state)
+            self.pool.add(self.here())
+
+    def gap(self) -> float:
+        """The share of what the best decision met costs that the bound leaves open; 1 where none keeps the budget."""
+        least = self.least_seconds()
+        return 1.0 if least == math.inf else (least - self.local.floor) / max(least, 1e-12)
+
+    def run(self, wide: bool = True) -> None:
+        """The search over many segmentations, over a few of them where blocks have been composed, and from the best.
+
+        Without `wide` no segmentation is tried where blocks have been composed.
+        """
+        size = max(1, len(self.problem.profile.ops)) * (COMPOSED if self.composed else 1)
+        if wide or not self.composed:
+            # Large models make do with fewer: the first are the ones that win most often.
+            for cuts in segmentations(self.problem)[: max(FEWEST, TRIED // size)]:
+                self.try_cuts(cuts)
+            self.move_cuts(MOVED // size)
         self.improve()
 
     def here(self) -> Found:
@@ -131,9 +181,11 @@ class Search:
             found.append(self.here())
         return min(found)
 
-    def move_cuts(self) -> None:
-        """Removes, adds or shifts cuts of the best segmentation as long as that makes its plan cheaper."""
-        left = MOVED // max(1, len(self.problem.profile.ops))
+    def move_cuts(self, left: int) -> None:
+        """Removes, adds or shifts cuts of the best segmentation as long as that makes its plan cheaper.
+
+        At most `left` segmentations are tried.
+        """
         improving = bool(self.best_of)
         while improving:
             improving = False
@@ -163,8 +215,7 @@ class Search:
 
         With `more`, so many times as long, and from those relaxed decisions again from which it was too short.
         """
-        moments = self.state.t.n + self.state.t.m
-        left = total = min(LEAST + EACH * moments, LOCAL + MORE * moments)
+        left = total = self._work()
         if more > 1:
             left = total = max(total, min(more * total, WIDEST))
         best = [frozenset(found.dropped) for found in sorted(self.pool)[:STARTS]]
@@ -187,12 +238,17 @@ class Search:
             self.local.shake(self.state, Random(0))
             self.pool.add(self.here())
 
+    def _work(self) -> int:
+        """Operations that local search looks at in a round."""
+        moments = self.state.t.n + self.state.t.m
+        return min(LEAST + EACH * moments, LOCAL + MORE * moments)
+
     def deepen(self, wide: bool) -> None:
         """Goes on for longer where the bound leaves much open, from the best decision and then by lot."""
         if wide:
             self.improve(WIDER)
         n = self.state.t.n
-        self.local.left = max(DEEPER * n, min(3 * DEEPER * n, DEEP))
+        self.local.left = max(LARGE * n, min(DEEPER * n, DEEP))
         self.state.move_to(min(self.pool).dropped)
         self.local.run(self.state)
         self.pool.add(self.here())

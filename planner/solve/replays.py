@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .tables import Tables
+
+MANY = 24  # from so many spans on, arrays are faster than one after another
 
 
 class Replayed(NamedTuple):
@@ -24,6 +29,7 @@ class Replayed(NamedTuple):
         own: their bytes in all.
         peak, left: bytes above what was live before, at most and afterwards.
         extra: bytes noted in forward for its random operations and snapshots: (operation, bytes).
+        ends: where there are many spans, the steps after their last ones, each once, and the bytes that end there.
     """
 
     ops: tuple[int, ...]
@@ -37,30 +43,39 @@ class Replayed(NamedTuple):
     peak: int
     left: int
     extra: tuple[tuple[int, int], ...]
+    ends: tuple[NDArray[np.int64], NDArray[np.int64]] | None
 
 
 def components(t: Tables, dropped: set[int], again: set[int]) -> list[tuple[int, ...]]:
     """Operations in one part where they have a dropped storage in common."""
-    parent = {i: i for i in again}
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
+    parent: dict[int, int] = {}
     first: dict[int, int] = {}
-    order = sorted(again)
+    order, meets = sorted(again), t.meets
     for i in order:
-        for s in t.meets[i]:
+        parent[i] = here = i  # the first operation of the part that i is in by now
+        for s in meets[i]:
             if s in dropped:
                 j = first.setdefault(s, i)
-                if j != i and (a := root(i)) != (b := root(j)):
-                    parent[max(a, b)] = min(a, b)
+                while (above := parent[j]) != j:
+                    parent[j] = j = parent[above]
+                if j < here:
+                    parent[here] = here = j
+                elif here < j:
+                    parent[j] = here
     parts: dict[int, list[int]] = {}
     for i in order:
-        parts.setdefault(root(i), []).append(i)
+        j = i
+        while (above := parent[j]) != j:
+            parent[j] = j = parent[above]
+        parts.setdefault(j, []).append(i)
     return [tuple(part) for part in parts.values()]
+
+
+def _ends(spans: tuple[tuple[int, int], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    at: dict[int, int] = {}
+    for amount, step in spans:
+        at[step + 1] = at.get(step + 1, 0) + amount
+    return np.array(list(at), dtype=np.int64), np.array(list(at.values()), dtype=np.int64)
 
 
 def replayed(t: Tables, dropped: set[int], ops: tuple[int, ...]) -> Replayed:
@@ -69,56 +84,62 @@ def replayed(t: Tables, dropped: set[int], ops: tuple[int, ...]) -> Replayed:
     saved: dict[int, None] = {}
     trigger, end = -1, -1
     captured: set[int] = set()
-    sources: set[int] = set()
+    reads: set[int] = set()
     last_use: dict[int, int] = {}
-    seconds = t.group_cost
+    seconds, cost, fills, read_of, meets_at = t.group_cost, t.cost, t.fills, t.read_of, t.meets_at
     extra = []
     for i in ops:
-        seconds += t.cost[i]
-        for s, step in t.fills[i]:
+        seconds += cost[i]
+        for s, begin, last, unread in fills[i]:
             if s in dropped:
                 saved[s] = None
                 if t.hidden[s]:
                     captured.add(i)
-                if step < 0:
+                if unread:
                     end = t.m
-                    continue
-                waits[s] = max(waits.get(s, -1), step)
-                trigger = step if trigger < 0 else min(trigger, step)
-                end = max(end, step)
-        for s, _ in t.reads[i]:
-            if s not in dropped:
-                sources.add(s)
-        for s in t.meets[i]:
-            if s in dropped:
-                last_use[s] = i
+                if begin >= 0:
+                    if last > waits.get(s, -1):
+                        waits[s] = last
+                    if begin < trigger or trigger < 0:
+                        trigger = begin
+                    if last > end:
+                        end = last
+        reads |= read_of[i]
+        last_use.update(meets_at[i])
         if t.extra[i]:
             extra.append((i, t.extra[i]))
     live, peak, states = 0, 0, 0
     ending: dict[int, list[int]] = {}
     for s, i in last_use.items():
-        if s not in waits:
+        if s in dropped and s not in waits:
             ending.setdefault(i, []).append(s)
     held: set[int] = set()
+    size, makes, workspace, random = t.size, t.makes, t.workspace, t.random
     for i in ops:
-        if t.random[i]:
+        if random[i]:
             states = t.rng
-        peak = max(peak, live + states + t.workspace[i])
-        for s in t.makes[i]:
+        most = live + states + workspace[i]
+        if most > peak:
+            peak = most
+        for s in makes[i]:
             if s in dropped and s not in held:
                 held.add(s)
-                live += t.size[s]
+                live += size[s]
         if i in captured:
             for s in t.hides[i]:
                 if s in waits and s not in held:
                     held.add(s)
-                    live += t.size[s]
-        for s in ending.get(i, ()):
-            if s in held:
-                held.discard(s)
-                live -= t.size[s]
-    spans = tuple((t.size[s], step) for s, step in waits.items())
+                    live += size[s]
+        if i in ending:
+            for s in ending[i]:
+                if s in held:
+                    held.discard(s)
+                    live -= size[s]
+    spans = tuple((size[s], step) for s, step in waits.items())
+    ends = None
+    if len(spans) >= MANY:
+        ends = _ends(spans)
     return Replayed(
-        ops, tuple(saved), tuple(sorted(sources)), trigger, end, seconds if trigger >= 0 else 0.0, spans,
-        sum(size for size, _ in spans), peak, live, tuple(extra),
+        ops, tuple(saved), tuple(sorted(reads - dropped)), trigger, end, seconds if trigger >= 0 else 0.0, spans,
+        sum(amount for amount, _ in spans), peak, live, tuple(extra), ends,
     )  # fmt: skip

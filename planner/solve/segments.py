@@ -6,7 +6,7 @@ A cut is a position p: it lies before operation p. A segmentation is a sorted tu
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from functools import cached_property
 from itertools import accumulate
 
@@ -113,11 +113,15 @@ def balanced_cuts(problem: Problem, count: int, allowed: Cuts | None = None) -> 
     price, saved = crossing_bytes(problem), saved_before(problem)
     total, n = saved[-1], len(problem.profile.ops)
     positions = allowed if allowed is not None else tuple(range(1, n))
+    bytes_at = [saved[p] for p in positions]
     chosen: set[int] = set()
     for k in range(1, count):
         ideal = total * k / count
         # Within half a segment of the ideal place, or the nearest position where there is none.
-        near = [p for p in positions if abs(saved[p] - ideal) * 2 * count <= total]
+        close = total / (2 * count)
+        begin = max(0, bisect_left(bytes_at, ideal - close) - 1)
+        some = positions[begin : bisect_right(bytes_at, ideal + close) + 1]
+        near = [p for p in some if abs(saved[p] - ideal) * 2 * count <= total]
         if not near:
             near = sorted(positions, key=lambda p: (abs(saved[p] - ideal), p))[:1]
         if near:

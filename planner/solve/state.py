@@ -52,10 +52,12 @@ class State:
         self._forward = np.zeros(t.n + 2, dtype=np.int64)  # differences of live bytes
         self._backward = np.zeros(t.m + 1, dtype=np.int64)
         self._replay = np.full(t.m, NEVER, dtype=np.int64)
+        # Single entries are read and written faster through a view than through the array.
+        self._forward_at, self._backward_at = self._forward.data, self._backward.data
         self._until = [t.m if t.death[s] > t.n else t.last_step[s] for s in range(len(t.size))]
         for s in range(len(t.size)):
             if t.made[s]:
-                self._forward[t.birth[s] + 1] += t.size[s]
+                self._forward_at[t.birth[s] + 1] += t.size[s]
                 self._place(s, self._until[s], 1)
         if dropped:
             self.change(dropped, ())
@@ -112,8 +114,10 @@ class State:
         region: set[int] = set()  # groups that are worked out again
         stack: list[int] = []
 
+        group_of = self._group_of
+
         def join(i: int) -> None:
-            g = self._group_of.get(i)
+            g = group_of.get(i)
             if g is not None and g not in region:
                 region.add(g)
                 for s in self.groups[g].saved:
@@ -131,7 +135,8 @@ class State:
             if i in again:
                 continue
             again.add(i)
-            join(i)
+            if i in group_of:
+                join(i)
             for s in t.needs[i]:
                 if s not in dropped:
                     dropped.add(s)
@@ -148,8 +153,9 @@ class State:
             for s, producer in t.reads[i]:
                 if s in dropped:
                     stack.append(producer)
-                    stack.extend(t.touching[s])
-            for s in t.output[i]:
+                    if t.touching[s]:
+                        stack.extend(t.touching[s])
+            for s in t.touched_output[i]:
                 if s in dropped:
                     stack.extend(t.touching[s])
         removed = tuple((g, self._remove(g)) for g in sorted(region))
@@ -175,8 +181,7 @@ class State:
 
     def _add(self, g: int, group: Replayed) -> None:
         self.groups[g] = group
-        for i in group.ops:
-            self._group_of[i] = g
+        self._group_of.update(dict.fromkeys(group.ops, g))
         self._count(group, 1)
         for s in group.sources:
             self._reading.setdefault(s, []).append(group.end)
@@ -187,8 +192,7 @@ class State:
     def _remove(self, g: int) -> Replayed:
         group = self.groups.pop(g)
         for i in group.ops:
-            if self._group_of.get(i) == g:
-                del self._group_of[i]
+            del self._group_of[i]
         self._count(group, -1)
         for s in group.sources:
             self._reading[s].remove(group.end)
@@ -201,17 +205,22 @@ class State:
         """Adds or takes away what a group costs and holds."""
         self.seconds += sign * group.seconds
         for i, size in group.extra:
-            self._forward[i] += sign * size
+            self._forward_at[i] += sign * size
             if group.end >= 0:
                 self._span(0, group.end, sign * size)
         if group.trigger >= 0:
+            at = self._backward_at
+            at[group.trigger] += sign * group.own
+            if group.ends is not None:
+                self._backward[group.ends[0]] -= sign * group.ends[1]
+                return
             for size, step in group.spans:
-                self._span(group.trigger, step, sign * size)
+                at[step + 1] -= sign * size
 
     def _span(self, first: int, last: int, size: int) -> None:
-        self._backward[first] += size
+        self._backward_at[first] += size
         if last < self.t.m:
-            self._backward[last + 1] -= size
+            self._backward_at[last + 1] -= size
 
     def _set_replay(self, step: int) -> None:
         """Bytes of the replays that a step starts, one after another, above what is live with all of them done."""
@@ -228,26 +237,24 @@ class State:
     # -- storages ---------------------------------------------------------------------------------------------------
 
     def _settle_all(self, done: Undo, added: Iterable[Replayed]) -> None:
-        """Settles what a change has touched."""
-        for s in {*done.dropped, *done.kept}.union(*(x.sources for _, x in done.removed), *(x.sources for x in added)):
-            self._settle(s)
-
-    def _settle(self, s: int) -> None:
-        """Sets until when a storage is live since forward."""
-        t = self.t
-        if t.death[s] > t.n or not t.made[s]:
-            return
-        until = max(self._reading.get(s, ()), default=-1)
-        if s not in self.dropped:
-            until = max(until, t.last_step[s])
-        if until != self._until[s]:
-            self._place(s, self._until[s], -1)
-            self._until[s] = until
-            self._place(s, until, 1)
+        """Sets until when each storage that a change has touched is live since forward."""
+        t, until, dropped, reading = self.t, self._until, self.dropped, self._reading
+        touched = {*done.dropped, *done.kept}.union(*(x.sources for _, x in done.removed), *(x.sources for x in added))
+        for s in touched:
+            if t.death[s] > t.n or not t.made[s]:
+                continue
+            last = -1 if s in dropped else t.last_step[s]
+            for end in reading.get(s, ()):
+                if end > last:
+                    last = end
+            if last != until[s]:
+                self._place(s, until[s], -1)
+                until[s] = last
+                self._place(s, last, 1)
 
     def _place(self, s: int, until: int, sign: int) -> None:
         t, size = self.t, sign * self.t.size[s]
         if until < 0:
-            self._forward[min(t.death[s], t.n + 1)] -= size
+            self._forward_at[min(t.death[s], t.n + 1)] -= size
         else:
             self._span(0, until, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,17 @@ class Tables:
         reads: (storage, producer) of what an operation reads that is made during the step.
         output, makes, hides, needs: storages of an operation, as in the profile; `needs` must be dropped if it runs
             again.
+        touched_output: those of `output` that operations write into in place.
         meets: storages that tie an operation to others of its group.
-        fills: (storage, step) of the slots that it fills.
+        read_of: storages that it reads, without those that exist before the step.
+        meets_at: `meets` as a dictionary, with the operation as the value of each.
+        fills: (storage, first step, last step, whether one is never read) of the slots that it fills; -1 for no step.
         cost, workspace, random, extra: by operation; `extra` are the bytes noted in forward if it runs again.
+        composer: the blocks with their options, once they have been looked for.
     """
 
     def __init__(self, problem: Problem) -> None:
+        self.composer: Any = None
         p, ops, storages = problem.profile, problem.profile.ops, problem.profile.storages
         self.n, self.m = len(ops), len(p.steps)
         self.size = [s.bytes for s in storages]
@@ -46,6 +52,7 @@ class Tables:
             tuple(dict.fromkeys((r.storage, r.producer) for r in op.reads if self.made[r.storage])) for op in ops
         ]
         self.output = [tuple(s for s in dict.fromkeys(op.output) if self.made[s]) for op in ops]
+        self.touched_output = [tuple(s for s in output if self.touching[s]) for output in self.output]
         self.makes = [op.makes for op in ops]
         self.hides = [op.hides for op in ops]
         self.needs = problem.needs_dropped
@@ -57,11 +64,13 @@ class Tables:
             )
             for op in ops
         ]
-        fills: list[list[tuple[int, int]]] = [[] for _ in ops]
+        self.read_of = [frozenset(s for s, _ in reads) for reads in self.reads]
+        self.meets_at = [dict.fromkeys(met, i) for i, met in enumerate(self.meets)]
+        filled: list[dict[int, list[int]]] = [{} for _ in ops]
         for x, slot in enumerate(p.slots):
             if problem.seed[x] >= 0:
-                fills[problem.seed[x]].append((slot.storage, slot.step))
-        self.fills = [tuple(dict.fromkeys(x)) for x in fills]
+                filled[problem.seed[x]].setdefault(slot.storage, []).append(slot.step)
+        self.fills = [tuple(_filled(s, steps) for s, steps in slots.items()) for slots in filled]
         self.cost = problem.cost
         self.group_cost = p.replay_group_seconds
         self.rng = p.rng_state_bytes
@@ -76,6 +85,11 @@ class Tables:
         self.step_live = np.array([step.live_bytes for step in p.steps], dtype=np.int64)
         held = sum(s.bytes for s, made in zip(storages, self.made, strict=True) if made and s.death > self.n)
         self.optimizer = p.resident_bytes + held + p.gradient_bytes + p.optimizer_workspace_bytes
+
+
+def _filled(s: int, steps: list[int]) -> tuple[int, int, int, bool]:
+    read = [t for t in steps if t >= 0]
+    return s, min(read, default=-1), max(read, default=-1), len(read) < len(steps)
 
 
 def tables_of(problem: Problem) -> Tables:
