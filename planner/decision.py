@@ -80,6 +80,19 @@ class Decision:
         """What the mechanism is, and why it was taken; a sentence."""
         return "The default: forward is followed, and backward runs only what was dropped again."
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how this was planned; sentences."""
+        notes = list(self.profile.notes)
+        if self.profile.loss.startswith("a stand-in"):
+            notes.append(f"Planned with {self.profile.loss}.")
+        if inner := len(self.solution.inner):
+            what, whose = (f"{inner} inner boundaries are", "their") if inner > 1 else ("1 inner boundary is", "its")
+            notes.append(
+                f"Nested: {what} computed again by a replay of {whose} own, so what leads there runs twice in backward."
+            )
+        return tuple(notes)
+
     @cached_property
     def schedule(self) -> Schedule:
         """What runs again, in which groups."""

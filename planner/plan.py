@@ -152,10 +152,7 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of how this was planned."""
-        notes = list(self.profile.notes)
-        if self.profile.loss.startswith("a stand-in"):
-            notes.append(f"Planned with {self.profile.loss}.")
-        return tuple(notes)
+        return self.decision.notes
 
     @property
     def graph(self) -> CapturedModule:

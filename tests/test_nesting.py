@@ -148,6 +148,7 @@ def test_a_budget_that_nothing_else_keeps_is_kept_with_the_same_values(nested: N
     again = Counter(i for group in plan.decision.schedule.groups for i in group.ops)
     assert max(again.values()) == 2
     assert plan.recompute_seconds == pytest.approx(sum(plan.decision.again_seconds.values()), rel=0.2)
+    assert any(note.startswith("Nested: ") for note in plan.notes)
 
 
 def gradients(model: nn.Module, call: nn.Module, x: torch.Tensor, how: str) -> list[torch.Tensor | None]:
