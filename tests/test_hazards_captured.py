@@ -276,12 +276,13 @@ def test_where_hooks_on_saved_tensors_are_forbidden_the_model_runs_itself(mechan
 def test_threads_that_plan_at_once(mechanism: str) -> None:
     model = Model()
     plan = optimize(model, 1 << 40, example_args=rows(0), loss_fn=loss, strategy="all", mechanism=mechanism)
-    expected = torch.autograd.grad(loss(model(x := rows(0)[0].requires_grad_())), x)
+    given = rows(0)[0]  # drawn before there are threads, which share the generator
+    expected = torch.autograd.grad(loss(model(x := given.clone().requires_grad_())), x)
     found: list[Any] = []
 
     def steps() -> None:
         for _ in range(3):
-            own = rows(0)[0].requires_grad_()  # another kind of call, which is planned
+            own = given.clone().requires_grad_()  # another kind of call, which is planned
             found.append(torch.autograd.grad(loss(plan.model(own)), own))
 
     threads = [threading.Thread(target=steps) for _ in range(3)]

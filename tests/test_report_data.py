@@ -9,7 +9,7 @@ import pages
 import plans
 import profiles
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpt_planner import labels, report
@@ -49,9 +49,11 @@ def in_regions(seed: int, strategy: str) -> RegionDecision:
 
 
 some_regions = st.builds(in_regions, st.integers(0, 15), st.sampled_from((*STRATEGIES, "between")))
+slowly = settings(suppress_health_check=[HealthCheck.too_slow])  # decisions are made while they are drawn
 some_decision = st.builds(decided, st.integers(0, 15), st.sampled_from(STRATEGIES)) | some_regions
 
 
+@slowly
 @given(some_decision, st.integers(1, 80))
 def test_no_peak_is_lost_and_nothing_is_made_up(decision: Decision, most: int) -> None:
     found = moments(decision, most)
@@ -70,8 +72,8 @@ def test_no_peak_is_lost_and_nothing_is_made_up(decision: Decision, most: int) -
         assert max(getattr(phase, f"{name}_bytes") for phase in found.phases) == timeline.peak_bytes
 
 
+@settings(slowly, max_examples=60)
 @given(some_decision, st.integers(1, 20))
-@settings(max_examples=60)
 def test_what_is_alive_adds_up_to_the_peak_by_kind(decision: Decision, most: int) -> None:
     rows = alive(decision, most)
     for kind in KINDS:
@@ -81,6 +83,7 @@ def test_what_is_alive_adds_up_to_the_peak_by_kind(decision: Decision, most: int
     assert len({row.label for row in rows}) == len(rows)
 
 
+@slowly
 @given(some_decision)
 def test_activations_at_the_peak_are_known_by_module(decision: Decision) -> None:
     """All but the generators' states, and copies of buffers, which belong to no module."""
@@ -102,6 +105,7 @@ def test_alike_layers_share_a_row(layers: int) -> None:
     assert row.modules == layers
 
 
+@slowly
 @given(some_decision)
 def test_the_tree_adds_up(decision: Decision) -> None:
     nodes, profile = tree(decision), decision.profile
@@ -127,6 +131,7 @@ def test_the_tree_adds_up(decision: Decision) -> None:
     assert root.again_seconds + starts == pytest.approx(sum(s.recompute_seconds for s in decision.segments))
 
 
+@slowly
 @given(some_regions)
 def test_operations_and_bytes_of_the_tree_are_those_of_the_regions(decision: RegionDecision) -> None:
     again = [i for region in decision.regions for i in decision.regional.again(region)]

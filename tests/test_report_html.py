@@ -178,12 +178,14 @@ def test_a_large_model_is_a_small_page_until_it_is_opened() -> None:
 
 def test_the_command_writes_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = plans.plan_of(pages.decision())
+    curve = made.frontier()
+    monkeypatch.setattr(type(made), "frontier", lambda *args, **options: curve)  # it takes a while
     monkeypatch.setattr(ckpt_planner, "optimize", lambda *args, **options: made, raising=False)
     (tmp_path / "net.py").write_text("import torch\nmodel = torch.nn.Linear(3, 3)\nexample_inputs = torch.ones(2, 3)\n")
     target = tmp_path / "report.html"
     result = CliRunner().invoke(main, ["report", str(tmp_path / "net.py"), "--format", "html", "-o", str(target)])
     assert (result.exit_code, result.stdout) == (0, "")
-    assert target.read_text(encoding="utf-8") == report.html(report.describe(made, frontier=made.frontier()))
+    assert target.read_text(encoding="utf-8") == report.html(report.describe(made, frontier=curve))
     piped = CliRunner().invoke(main, ["report", str(tmp_path / "net.py"), "--format", "html"])
     assert piped.stdout_bytes.decode() == target.read_text(encoding="utf-8")
 

@@ -19,7 +19,7 @@ from .blocks import solve_all
 from .bound import lower_bound_seconds, relaxed
 from .budget import Search
 from .minimum import kept_by_segments, solve_minimum
-from .nested import cheapest_nested, smallest_nested
+from .nested import cheapest_nested, is_worth, smallest_nested
 from .segments import segments_by_bytes as _segments_by_bytes
 from .sqrt import solve_sqrt, sqrt_candidates
 
@@ -150,7 +150,8 @@ def _smallish(problem: Problem, expired: Callable[[], bool]) -> Judged:
 def _nested_where_it_pays(problem: Problem, judged: Judged, bound: float, expired: Callable[[], bool]) -> Judged:
     """A decision that keeps the budget, or a cheaper one with inner boundaries where there may be one."""
     open_gap, share, work = NESTED
-    if judged.seconds * (1 - open_gap) <= bound or judged.seconds < share * problem.profile.forward_seconds:
+    little = judged.seconds * (1 - open_gap) <= bound or judged.seconds < share * problem.profile.forward_seconds
+    if little or not is_worth(problem, work):
         return judged
     return cheapest_nested(problem, [judged], expired, work)
 

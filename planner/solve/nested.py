@@ -23,11 +23,12 @@ STRIDES = (2, 3, 4, 5, 6, 8, 0)
 # Work is counted in operations simulated, not by the clock, so that every machine finds the same plan.
 REGULAR, MOVED, POLISHED = 150_000, 150_000, 300_000
 
+FEW = 50  # decisions of which a search of a large graph that sees no more is left out
 STARTS = 3  # how many regular decisions are improved
 KICKS = 5  # storages that are changed by lot, at most, before a decision is improved again
 IN_VAIN = 40  # such changes without any gain after which the search ends
 LOW = 0.9  # what is live above this share of the smallest peak counts on the way to a smaller one
-CLOSE = 1.001  # a peak this near to what no plan avoids is not worth a search
+CLOSE = 1.001  # peaks this near to each other are one
 
 Cost = tuple[float, ...]
 NONE: Cost = (math.inf,)  # of what cannot be carried out
@@ -84,7 +85,13 @@ def smallest_nested(problem: Problem, smallest: Judged) -> Judged:
         return judged.peak_bytes, _over(judged, low), judged.seconds
 
     found = NestedSearch(without_times, cost, lambda: False).run([start])
-    return problem.judge(found.dropped, found.inner)
+    # Where it is no smaller, what is cheaper and needs nothing of its own is the better answer.
+    return smallest if found.peak_bytes * CLOSE > smallest.peak_bytes else problem.judge(found.dropped, found.inner)
+
+
+def is_worth(problem: Problem, work: float) -> bool:
+    """Whether a search for so long, as a share of the ordinary, would look at more than a few decisions."""
+    return REGULAR * work >= FEW * len(problem.profile.ops)
 
 
 def unavoidable_bytes(problem: Problem) -> int:
@@ -122,6 +129,8 @@ class NestedSearch:
         found: dict[TwoCuts, Cost] = {}
         self._left = REGULAR * work
         for cuts in self._regular():
+            if self.over:
+                break
             if cuts not in found and (met := self._of_cuts(cuts)) is not None:
                 found[cuts] = met.cost
         for cuts in sorted(found, key=lambda cuts: (found[cuts], cuts))[:STARTS]:
@@ -166,8 +175,9 @@ class NestedSearch:
 
     def _regular(self) -> Iterator[TwoCuts]:
         """Segmentations of which every second, third and so on cut is kept."""
+        regular = list(dict.fromkeys(tight_segmentations(self.problem)))
         for stride in STRIDES:
-            for cuts in dict.fromkeys(tight_segmentations(self.problem)):
+            for cuts in regular:
                 for first in range(min(stride, 2) if stride else 1):
                     kept = cuts[first::stride] if stride else ()
                     yield TwoCuts(kept, tuple(c for c in cuts if c not in kept))
