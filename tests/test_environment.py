@@ -8,9 +8,11 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,37 @@ def test_the_image_copies_what_the_install_reads() -> None:
     assert folders == {"planner", "profiling"}
     assert copied == {*folders, "scripts", "pyproject.toml", "README.md", "LICENSE"}
     assert all((ROOT / name).exists() for name in copied)
+
+
+def test_an_install_that_is_not_of_this_folder_has_every_file_and_runs(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("planner", "profiling"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    files = {path.relative_to(source) for name in ("planner", "profiling") for path in (source / name).rglob("*.*")}
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, source], check=True, capture_output=True
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_path / "site")
+    inside = {
+        str(path).replace("planner/", "", 1) if path.parts[0] == "planner" else str(path)
+        for path in files
+        if (source / path).is_file()
+    }
+    package = tmp_path / "site" / "ckpt_planner"
+    assert inside == {str(path.relative_to(package)) for path in package.rglob("*.*") if path.is_file()}
+    done = subprocess.run(
+        [sys.executable, "-c", "import ckpt_planner.cli as c; print(c.__file__); c.main(['--version'])"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(str(package))
 
 
 def test_everything_is_installed_by_the_one_script() -> None:
