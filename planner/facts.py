@@ -23,6 +23,7 @@ class Facts:
         reads: for each operation, (storage, producer, whether it looks into the storage or writes into it) of what it
             reads that is made during the step.
         makes: for each operation, the storages that it makes, returns or writes into.
+        look_of: for each operation that is a mere look into one storage, and needs nothing else, that storage.
         old: for each operation, what it reads at another version than the last, and cannot have copied before.
         made: indices of the storages that are made during the step, with their sizes, births and deaths.
         slot_storages, slot_steps: of every slot; len(steps) where a slot is never read.
@@ -49,6 +50,13 @@ class Facts:
             )
             for op in profile.ops
         ]
+        self.look_of = {
+            i: op.output[0]
+            for i, op in enumerate(profile.ops)
+            if len(op.output) == 1
+            and not (op.makes or op.hides or op.writes)
+            and {s for s, _, _ in self.reads[i]} == set(op.output)
+        }
         self.old = [
             tuple(
                 r.storage
@@ -94,14 +102,18 @@ class Facts:
 
 
 def facts_of(profile: Profile) -> Facts:
-    """The facts of a profile; those of the profile that was asked for last are kept."""
-    last = _LAST.get("profile")
-    if last is None or last[0] is not profile:
-        last = _LAST["profile"] = (profile, Facts(profile))
-    return last[1]
+    """The facts of a profile; those of the profiles that were asked for last are kept."""
+    global _known
+    for known, facts in _known:
+        if known is profile:
+            return facts
+    facts = Facts(profile)
+    _known = ((profile, facts), *_known[: MOST_KNOWN - 1])  # replaced as a whole: threads may decide side by side
+    return facts
 
 
-_LAST: dict[str, tuple[Profile, Facts]] = {}
+MOST_KNOWN = 4
+_known: tuple[tuple[Profile, Facts], ...] = ()
 
 
 def _ints(values: list[int]) -> Ints:

@@ -80,11 +80,18 @@ def decode_plan(data: bytes, origin: str) -> Decision:
     elif file.mechanism == "graph":
         decision = GraphDecision.of(file.profile, decision)
     try:
+        _check_storages(file.profile, file.solution)
         _check_regions(file.profile, file.regions)
         _ = decision.timeline
     except (ValueError, IndexError) as error:
         raise PlanMismatchError(f"{origin} cannot be carried out: {error}") from error
     return decision
+
+
+def _check_storages(profile: Profile, solution: Solution) -> None:
+    for storages in (solution.dropped, solution.inner):
+        if list(storages) != sorted(set(storages)) or any(not 0 <= s < len(profile.storages) for s in storages):
+            raise ValueError("its storages are not in order, stand there twice or are none of the profile's")
 
 
 def _check_regions(profile: Profile, regions: tuple[Region, ...]) -> None:

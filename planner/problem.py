@@ -60,7 +60,8 @@ class Problem:
         cost: seconds of running an operation again, the replay's own overhead included.
         smallest, smallest_unnested: the decision with the smallest peak, once it has been looked for; the second has
             no inner boundaries.
-        tables, facts, decisions: what the solvers have prepared from the profile, for all budgets alike.
+        tables, positions, decisions, floors: what the solvers have prepared from the profile, for all budgets alike.
+        proven: what they have proven for single budgets.
     """
 
     def __init__(self, profile: Profile, budget_bytes: int) -> None:
@@ -86,8 +87,10 @@ class Problem:
         self.smallest: Judged | None = None
         self.smallest_unnested: Judged | None = None
         self.tables: Any = None
-        self.facts: Any = None
+        self.positions: Any = None
         self.decisions: Any = None
+        self.floors: Any = None
+        self.proven: dict[int, Any] = {}
         self._judged: dict[tuple[tuple[int, ...], tuple[int, ...]], Judged] = {}
 
     @cached_property

@@ -33,8 +33,9 @@ class Group:
         inside: dropped storages that are theirs: what they read of these they make themselves.
         lends: inner boundaries among them, which other groups may read.
         sources: storages made during the step, not dropped, that they read.
-        borrows: inner boundaries that they read from the groups that make them.
+        borrows: inner boundaries that they read from the groups that make them, in the order in which they read them.
         trigger: the backward step that starts the replay; -1 if none does.
+        opener: index of the first of its slots that is read; -1 if none is.
         end: the backward step after which nothing of the group is needed; len(steps) if a slot is never read.
     """
 
@@ -51,12 +52,15 @@ class Group:
         self.slots = tuple(sorted(slots))
         self.inside, self.lends = inside, tuple(sorted(lends))
         steps = [profile.slots[s].step for s in self.slots]
-        self.trigger = min((t for t in steps if t >= 0), default=-1)
+        # A step reads its slots in their order.
+        self.trigger, self.opener = min(
+            ((t, s) for t, s in zip(steps, self.slots, strict=True) if t >= 0), default=(-1, -1)
+        )
         self.end = len(profile.steps) if any(t < 0 for t in steps) else max(steps, default=-1)
         reads = facts_of(profile).reads
-        read = {s for i in self.ops for s, _, _ in reads[i]}
-        self.sources = frozenset(read - dropped)
-        self.borrows = frozenset((read & dropped) - inside)
+        read = list(dict.fromkeys(s for i in self.ops for s, _, _ in reads[i]))
+        self.sources = frozenset(s for s in read if s not in dropped)
+        self.borrows = tuple(s for s in read if s in dropped and s not in inside)
 
 
 class Schedule:
@@ -159,7 +163,7 @@ class Schedule:
         lender = {s: group for group in found for s in group.lends}
         order: nx.DiGraph[Group] = nx.DiGraph()
         order.add_nodes_from(found)
-        order.add_edges_from((group, lender[s]) for group in found for s in sorted(group.borrows))
+        order.add_edges_from((group, lender[s]) for group in found for s in group.borrows)
         try:
             borrowers_first = list(nx.topological_sort(order))
         except nx.NetworkXUnfeasible:
@@ -207,10 +211,22 @@ class Schedule:
     @property
     def recompute_seconds(self) -> float:
         """Time of everything that runs again, with the cost of replaying itself."""
-        p = self.profile
+        p, started = self.profile, [g for g in self.groups if g.trigger >= 0]
+        again = [i for g in started for i in g.ops]
+        if self.inner:
+            again += self._looks(again)
         # Exactly rounded: `sum` of floats is not the same in every version of Python.
-        again = math.fsum(p.ops[i].seconds + p.replay_op_seconds for g in self.groups if g.trigger >= 0 for i in g.ops)
-        return again + p.replay_group_seconds * sum(g.trigger >= 0 for g in self.groups)
+        return math.fsum(p.ops[i].seconds + p.replay_op_seconds for i in again) + p.replay_group_seconds * len(started)
+
+    def _looks(self, again: Iterable[int]) -> set[int]:
+        """Looks by which operations read inner boundaries; whoever borrows a boundary makes such a look by itself."""
+        facts, found, todo = self._facts, set[int](), list(again)
+        while todo:
+            for s, producer, _ in facts.reads[todo.pop()]:
+                if s in self.inner and facts.look_of.get(producer) == s and not {producer} & (found | self.again):
+                    found.add(producer)
+                    todo.append(producer)
+        return found
 
 
 def writers(profile: Profile) -> dict[int, tuple[int, ...]]:

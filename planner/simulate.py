@@ -4,10 +4,11 @@ This is the judge of every plan. It shares nothing with the solvers: it walks th
 mechanism's own rules, and adds up what is there.
 
 The rules. *Forward*: a storage is live from its birth until Python lets go of it, or, where it is kept for backward,
-until the last backward step that needs it. *Backward*: autograd runs its nodes in the plain step's order; a node frees
-what it saved once it has run. *Replay*: when the first dropped slot of a group is read, the group's operations run
-again in order; a value is let go after its last use in the replay, unless a slot waits for it; such a slot is let go
-once its step has run. What a group reads from outside stays until its last slot has been read.
+until the last backward step that needs it. *Backward*: autograd runs its nodes in the plain step's order; a node reads
+what it saved in the order in which it saved it, and frees it once it has run. *Replay*: when the first dropped slot of
+a group is read, the group's operations run again in order; a value is let go after its last use in the replay, unless
+a slot waits for it; such a slot is let go once its step has run. What a group reads from outside stays until its last
+slot has been read.
 """
 
 from __future__ import annotations
@@ -150,15 +151,15 @@ def _replays(profile: Profile, schedule: Schedule) -> dict[int, list[Replay]]:
     lender = {s: group for group in schedule.groups for s in group.lends}
     order: list[tuple[int, Group]] = []
     done: set[int] = set()
-    by_trigger: dict[int, list[Group]] = defaultdict(list)
-    for group in schedule.groups:
-        if group.trigger >= 0:
-            by_trigger[group.trigger].append(group)
-    for step in sorted(by_trigger):
-        stack = by_trigger[step][::-1]
+    by_step: dict[int, list[Group]] = defaultdict(list)
+    for group in sorted(schedule.groups, key=lambda group: group.opener):
+        if group.opener >= 0:  # the others are started by those that borrow from them
+            by_step[profile.slots[group.opener].step].append(group)
+    for step in sorted(by_step):
+        stack = by_step[step][::-1]
         while stack:
             group = stack[-1]
-            missing = {id(lender[s]): lender[s] for s in sorted(group.borrows) if id(lender[s]) not in done}
+            missing = {id(lender[s]): lender[s] for s in group.borrows if id(lender[s]) not in done}
             if missing:
                 stack.extend(reversed(missing.values()))
                 continue

@@ -160,7 +160,11 @@ def _rough(decision: Decision, profile: Profile) -> Planned:
 
 def _on(profile: Profile, solution: Solution) -> Solution:
     """A solution with this profile's own figures."""
-    judged = make_problem(profile, 0).judge(solution.dropped, solution.inner)
+    problem = make_problem(profile, 0)
+    try:
+        judged = problem.judge(solution.dropped, solution.inner)
+    except ValueError:  # inner boundaries that separate nothing here
+        judged = problem.judge(solution.dropped)
     return Solution(judged.dropped, SolveStatus.FEASIBLE, judged.seconds, judged.peak_bytes, inner=judged.inner)
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from profiles import layered, transformer
 from torch import nn
 
-from ckpt_planner import CaptureError, Plan, optimize
+from ckpt_planner import CaptureError, Plan, PlanMismatchError, optimize
 from ckpt_planner.deciding import Planned
 from ckpt_planner.decision import Decision
 from ckpt_planner.planfile import read_plan, write_plan
@@ -26,6 +27,7 @@ from ckpt_planner.schedule import Schedule
 from ckpt_planner.simulate import simulate
 from ckpt_planner.solve import Solution, SolveStatus, minimum_of, solve, unnested_minimum_of
 from ckpt_planner.solve.bound import lower_bound_seconds
+from ckpt_planner.solve.state import State
 from tests.helpers import same
 from tests.random_models import LATER, ROWS, WIDTH, RandomModel, programs
 
@@ -207,6 +209,22 @@ def test_a_file_has_the_inner_boundaries(nested: Nested, tmp_path: Path) -> None
     assert read.timeline == nested.plan.decision.timeline
 
 
+@pytest.mark.parametrize("change", ["twice", "none", "backwards"])
+def test_a_file_with_storages_that_cannot_be_is_refused(nested: Nested, tmp_path: Path, change: str) -> None:
+    decision, path = nested.plan.decision, tmp_path / "plan.json"
+    inner, dropped = decision.solution.inner, decision.solution.dropped
+    if change == "twice":
+        inner = (*inner, inner[-1])
+    elif change == "none":
+        dropped = (-1, *dropped)
+    else:
+        dropped = dropped[::-1]
+    solution = msgspec.structs.replace(decision.solution, inner=inner, dropped=dropped)
+    write_plan(Decision(decision.profile, solution, decision.budget_bytes, decision.strategy), path)
+    with pytest.raises(PlanMismatchError, match="cannot be carried out"):
+        read_plan(path)
+
+
 # -- what it means ---------------------------------------------------------------------------------------------------
 
 
@@ -266,3 +284,56 @@ def test_at_least_one_of_many_graphs_needs_them() -> None:
         problem = make_problem(layered(number, 18), 0)
         smaller += minimum_of(problem).peak_bytes < unnested_minimum_of(problem).peak_bytes
     assert smaller
+
+
+class ReadsLastFirst(nn.Module):
+    """Of two values, what was made first, with much on the way, is read last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(512))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            small = torch.cat([x.sin(), x.cos(), x.tan()], -1).exp().tanh().mean(0)[:512].sin()
+        large = x.cos() * self.scale
+        return torch.add(large, small).exp().sin().sum()
+
+
+class ReadsTwoAtOnce(nn.Module):
+    """One step reads two values that different groups make: what is transient for one may come on top of the other."""
+
+    def __init__(self, flipped: bool) -> None:
+        super().__init__()
+        self.scale, self.flipped = nn.Parameter(torch.rand(512)), flipped
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            small = torch.cat([x.sin(), x.cos(), x.tan()], -1).exp().tanh().mean(0)[:512].sin()
+        large = x.cos() * self.scale
+        other = small * self.scale
+        return (torch.mul(other, large) if self.flipped else torch.mul(large, other)).sum()
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_groups_of_one_step_are_made_in_the_order_in_which_it_reads_them(flipped: bool) -> None:
+    plan = optimize(ReadsTwoAtOnce(flipped), budget=1 << 40, example_args=(torch.randn(512, 512),))
+    problem = make_problem(plan.profile, 1 << 40)
+    carried_out(plan, problem.judge(problem.candidates))
+    assert plan.measure().peak_bytes == pytest.approx(plan.peak_bytes, rel=0.02)
+    state = State(problem)
+    state.move_to(problem.candidates)
+    assert state.peak_bytes() == plan.peak_bytes
+
+
+def test_boundaries_are_made_in_the_order_in_which_they_are_predicted_to_be() -> None:
+    model, x = ReadsLastFirst(), torch.randn(512, 512)
+    plan = optimize(model, budget=1 << 40, example_args=(x,))
+    problem, ops = make_problem(plan.profile, 1 << 40), plan.profile.ops
+    birth = {s: ops[plan.profile.storages[s].birth].name for s in problem.candidates}
+    small = [s for s, name in birth.items() if name.endswith(".sin")][1]
+    large = next(s for s, name in birth.items() if name.endswith(".mul"))
+    for inner in ((small,), (large,), (small, large)):
+        carried_out(plan, problem.judge(problem.candidates, inner))
+        assert plan.measure().peak_bytes == pytest.approx(plan.peak_bytes, rel=0.02)
+        plan.verify()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -15,6 +16,7 @@ from ckpt_planner.simulate import simulate
 from ckpt_planner.solve import SolveStatus, exact, minimum, solve
 from ckpt_planner.solve.bound import lower_bound_seconds
 from ckpt_planner.solve.budget import Search
+from ckpt_planner.solve.nested import CLOSE
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)
 
@@ -62,6 +64,36 @@ def test_bound_is_below_every_decision(seed: int) -> None:
             assert bound <= cheapest
 
 
+def odd(seed: int) -> Problem | None:
+    """Where running again costs by the call, even for a mere look, and some slots are never read."""
+    lot, profile = random.Random(seed), layered(seed, 4 + seed % 8)
+    slots = [msgspec.structs.replace(s, step=-1) if lot.random() < 0.3 else s for s in profile.slots]
+    costs = {"replay_op_seconds": lot.choice([1e-3, 1e-2]), "replay_group_seconds": lot.choice([0.0, 1e-4, 1e-2])}
+    problem = make_problem(msgspec.structs.replace(profile, slots=tuple(slots), **costs), 0)
+    return problem if 2 <= len(problem.candidates) <= 7 else None
+
+
+ODD = [seed for seed in range(200) if odd(seed)][:60]
+
+
+@pytest.mark.parametrize("seed", ODD)
+def test_bound_and_proof_hold_where_slots_are_never_read_and_looks_cost_much(seed: int) -> None:
+    problem = odd(seed)
+    assert problem is not None
+    decisions = every_decision(problem)
+    least, most = min(j.peak_bytes for j in decisions), problem.judge(()).peak_bytes
+    for share in SHARES:
+        budget = int(least + share * (most - least))
+        cheapest = min(j.seconds for j in decisions if j.peak_bytes <= budget)
+        for nodes in (0, 3):
+            bound = lower_bound_seconds(problem.with_budget(budget), nodes)
+            assert bound is not None
+            assert bound <= cheapest
+        found = solve(make_problem(problem.profile, budget))
+        assert found.lower_bound_seconds <= cheapest * (1 + 1e-12)
+        assert found.recompute_seconds == pytest.approx(cheapest)
+
+
 def test_bound_counts_groups_where_they_cost_much() -> None:
     free, dear = (transformer(4) for _ in range(2))
     free, dear = (msgspec.structs.replace(p, replay_group_seconds=g) for p, g in ((free, 0.0), (dear, 1e-3)))
@@ -84,7 +116,8 @@ def test_small_problems_are_solved_exactly_and_proven() -> None:
         assert problem is not None
         decisions = every_decision(problem)
         least, most = min(j.peak_bytes for j in decisions), problem.judge(()).peak_bytes
-        assert minimum(problem.profile).peak_bytes == least
+        # Inner boundaries that gain less than a thousandth are not worth their replay.
+        assert least <= minimum(problem.profile).peak_bytes <= least * CLOSE
         for share in SHARES:
             budget = int(least + share * (most - least))
             cheapest = min(j.seconds for j in decisions if j.peak_bytes <= budget)

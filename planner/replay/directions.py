@@ -35,6 +35,7 @@ class Direction:
         writes: positions of the tensor arguments that it writes into.
         known: options (arguments that are no tensors) under which it was seen to draw and to write as planned.
         familiar: calls of it that were noted in an earlier step. Not carried into another process.
+        learns: there may be such. Not where inner boundaries come in: each call is noted in full.
         inner: the group makes inner boundaries again, for other groups.
         second: the same for a second group that runs it again, one of inner boundaries.
         borrowed: for positions of tensor arguments that are inner boundaries of another group, what makes them.
@@ -42,7 +43,7 @@ class Direction:
 
     __slots__ = (
         "borrowed", "captured", "dropped_outputs", "familiar", "fills", "graded", "group", "in_place", "inner", "known",
-        "name", "random", "second", "slots", "snapshot", "writes",
+        "learns", "name", "random", "second", "slots", "snapshot", "writes",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -59,6 +60,7 @@ class Direction:
         self.writes: tuple[int, ...] = ()
         self.known: set[tuple[Any, ...]] = set()
         self.familiar: tuple[Familiar, ...] = ()
+        self.learns = True
         self.inner = False
         self.second: Direction | None = None
         self.borrowed: dict[int, Lent] = {}
@@ -73,7 +75,7 @@ class Direction:
 
     @property
     def nested(self) -> bool:
-        """It has to do with inner boundaries, so that each call is noted in full."""
+        """It has to do with inner boundaries."""
         return self.inner or self.second is not None or bool(self.borrowed)
 
     def of_group(self, number: int) -> Direction:
@@ -167,6 +169,8 @@ def direct(profile: Profile, schedule: Schedule) -> Directions:
                 directions[birth].of_group(number).fills |= {output}
     for d, row in zip(directions, slots, strict=True):
         d.slots = tuple(row) if any(action is not KEEP for action in row) else ()
+        # A write may one day land on what two groups make.
+        d.learns = not d.nested and not (d.writes and schedule.inner)
     return Directions(tuple(directions), len(schedule.groups))
 
 

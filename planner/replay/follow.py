@@ -123,7 +123,11 @@ class Follower(Step, TorchFunctionMode):
     def _note(self, direction: Direction, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that runs again: note it in full, and make it."""
         noting = Noting(self, direction)
-        noting.note(func, args, kwargs, self._trusting)
+        try:
+            noting.note(func, args, kwargs, self._trusting)
+        except BaseException:
+            noting.withdraw()
+            raise
         if not noting.sound:
             noting.withdraw()
             self.unrepeated(direction.name, args, kwargs)
@@ -133,7 +137,9 @@ class Follower(Step, TorchFunctionMode):
         if direction.in_place or writes_in_place(direction.name, kwargs):
             self.protect(written_by(direction.name, args, kwargs))
         elif direction.writes:  # by a positional option
-            self.protect([noting.tensors[p] for p in direction.writes])
+            self.protect(noting.written)
+        if direction.writes:
+            self.writes(direction.name, noting.written)
         self.watched = watch is not None
         try:
             result = self._call(direction, func, args, kwargs)
@@ -143,7 +149,7 @@ class Follower(Step, TorchFunctionMode):
             raise
         position = self.position
         self._done(direction, result, noting, watch is None or watch.as_planned())
-        if self.position > position and not direction.nested:
+        if self.position > position and direction.learns:
             learn(noting, position, args, kwargs, result)
         return result
 

@@ -73,9 +73,10 @@ def forward_program(familiar: Familiar, direction: Direction, position: int, gra
     by_number = [name for name, _ in tensors]
     if written:
         lines.append("group.reshapes = True")
-    lines += _call(
-        familiar, direction, f"step.protect([{', '.join(by_number[p] for p in written)}])" if written else ""
-    )
+    before = f"step.protect([{', '.join(by_number[p] for p in written)}])" if written else ""
+    if direction.writes:
+        before += f"; step.writes(direction.name, [{', '.join(by_number[p] for p in direction.writes)}])"
+    lines += _call(familiar, direction, before)
     lines += [f"step.accounted.note({by_number[p]})" for p in direction.writes]
     lines += _bind(familiar, direction, taken)
     lines += ["if step.unsettled: step.settle()", f"step.position = {position + 1}", "return r"]

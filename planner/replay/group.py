@@ -90,7 +90,7 @@ class Group:
             base: torch.Tensor = entry[0]
             entry[1] -= 1
             if entry[1] <= 0:
-                del self.ready[handle.key]
+                self.ready.pop(handle.key, None)  # another thread may have taken the last without the lock
             return base if handle.geometry is None else handle.look(base)
 
     def expect(self, key: tuple[int, int, int], count: int = 1) -> None:

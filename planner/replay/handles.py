@@ -27,7 +27,7 @@ class Handle:
         self.geometry = (
             None if tensor is None else (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
         )
-        self.kept: Kept | None = None  # set where the tensor had to stay after all
+        self.kept: Kept | Overwritten | None = None  # set where the tensor had to stay after all, or was written into
 
     def look(self, base: torch.Tensor) -> torch.Tensor:
         """The saved tensor as a look into the storage of `base`."""
@@ -71,6 +71,22 @@ class Kept:
     def value(self) -> torch.Tensor:
         """The tensor, if nobody wrote into it since it was saved."""
         return checked(self.tensor, self.version)
+
+
+class Overwritten:
+    """In place of a saved tensor that was written into afterwards, by a call that a replay repeats."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def value(self) -> torch.Tensor:
+        """Raises, as autograd does."""
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"{self._name} wrote into a tensor after it was saved"
+        )
 
 
 def checked(tensor: torch.Tensor, version: int) -> torch.Tensor:

@@ -51,12 +51,15 @@ class Ref:
 
 
 class Borrowed:
-    """A tensor argument that another group makes again: an inner boundary, of which `handle` says where it is."""
+    """A tensor argument that another group makes again: an inner boundary, of which `handle` says where it is.
 
-    __slots__ = ("handle", "needs_grad")
+    `expected`: that group waits for it to be asked for.
+    """
 
-    def __init__(self, handle: Handle, needs_grad: bool) -> None:
-        self.handle, self.needs_grad = handle, needs_grad
+    __slots__ = ("expected", "handle", "needs_grad")
+
+    def __init__(self, handle: Handle, needs_grad: bool, expected: bool) -> None:
+        self.handle, self.needs_grad, self.expected = handle, needs_grad, expected
 
 
 class Call:

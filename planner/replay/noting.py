@@ -70,6 +70,8 @@ class Noting:
         if self.second is not None:
             self.second._note(func, args, kwargs, trusting)
             self.sound &= self.second.sound
+        if self.sound and self.direction.writes:
+            self.sound = all(self._step.may_write(tensor, self.groups) for tensor in self.written)
 
     def _note(self, func: Callable[..., Any], args: Any, kwargs: Any, trusting: bool) -> None:
         direction = self.direction
@@ -99,6 +101,16 @@ class Noting:
             call.states = generator_states()
         self.group.calls.append(call)
         self.group.borrowed += [found for found in self._seen.values() if type(found) is Borrowed]
+
+    @property
+    def groups(self) -> set[int]:
+        """Numbers of the groups into which the call goes."""
+        return {self.direction.group} if self.second is None else {self.direction.group, self.second.direction.group}
+
+    @property
+    def written(self) -> list[torch.Tensor]:
+        """What the call is planned to write into."""
+        return [self.tensors[p] for p in self.direction.writes]
 
     def _flat(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The template of positional arguments; most are tensors and numbers."""
@@ -161,7 +173,7 @@ class Noting:
             and (lent := self.direction.borrowed.get(position)) is not None
             and (handle := self._step.lent(tensor, lent)) is not None
         ):
-            found = Borrowed(handle, tensor.requires_grad)
+            found = Borrowed(handle, tensor.requires_grad, lent[-1])
         else:
             found = Source(tensor, position in self.direction.snapshot)
             self._step.takers.note(found)
@@ -180,8 +192,8 @@ class Noting:
 
     def account(self) -> None:
         """After the call: note the versions of what it wrote into as planned."""
-        for p in self.direction.writes:
-            self._step.accounted.note(self.tensors[p])
+        for tensor in self.written:
+            self._step.accounted.note(tensor)
 
     def withdraw(self) -> None:
         """Take the call out of its groups again, and let go of its tensors."""
@@ -190,7 +202,8 @@ class Noting:
             if type(found) is Source:
                 self._step.takers.forget(found)
             elif type(found) is Borrowed:
-                found.handle.group.expect(found.handle.key, -1)
+                if found.expected:
+                    found.handle.group.expect(found.handle.key, -1)
                 if found in self.group.borrowed:
                     self.group.borrowed.remove(found)
         if self.second is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from .calls import StorageNames, plain_layout, storage_key, tensors_in, version_of
 from .directions import HIDDEN, Direction, Directions, Lent
 from .group import Group
-from .handles import Handle, Kept
+from .handles import Handle, Kept, Overwritten
 from .noting import Accounts, Made, MadeAgain
 from .program import Programs
 from .protect import writes_in_place, written_by
@@ -28,7 +28,8 @@ class Step:
         groups: those of the plan that this step has begun.
         takers: what the groups have taken from outside.
         made: results that a replay makes again, by `id`.
-        made_inside: the same of the replays that make inner boundaries again.
+        made_inside: the same of the replays that make inner boundaries again. A call is noted in at most one group of
+            either kind, so one entry each is enough.
         accounted: the version of each storage as far as replays account for it.
         overwritten: storages into which something wrote that no replay repeats.
         observer: told before and after each replay, if set before forward.
@@ -48,6 +49,9 @@ class Step:
         self._filling: dict[tuple[int, int], tuple[int, tuple[int, int, int], MadeAgain]] = {}
         self.accounted = Accounts()
         self.overwritten: set[int] = set()
+        self._makers: dict[int, set[int]] = {}  # of storages of which two groups may make a copy each, those groups
+        self._lent: set[int] = set()  # storages that calls of other groups have noted as they are now
+        self._handles: dict[int, list[Handle]] = {}  # given to autograd in place of what lies in a storage
         self._names = StorageNames()  # of the storages in all of these
         self.unsettled: list[tuple[Handle, int, int]] = []  # and the operation and output that fill it
         self.slots: Slots = ()
@@ -85,6 +89,20 @@ class Step:
         """Before a call that writes into these tensors: have groups copy what they noted of their storages."""
         self.takers.protect(self.groups, written)
 
+    def may_write(self, tensor: torch.Tensor, groups: set[int]) -> bool:
+        """Whether a write that these groups repeat is repeated by all that make its storage again, for all to come.
+
+        What was lent is what a group noted before the write: there it would be seen too early.
+        """
+        key = storage_key(tensor)
+        return key not in self._lent and self._makers.get(key or 0, groups) <= groups
+
+    def writes(self, name: str, written: Iterable[torch.Tensor]) -> None:
+        """Before a call that a replay repeats, and that writes into these tensors."""
+        for tensor in written:
+            for handle in self._handles.pop(storage_key(tensor) or 0, ()):
+                handle.kept = Overwritten(name)
+
     def bind(self, direction: Direction, index: int, result: Any, given: Collection[int | None]) -> None:
         """Note which results of this call, number `index` in its group, a replay will make again.
 
@@ -96,6 +114,8 @@ class Step:
         for output, tensor in enumerate((result,) if type(result) is torch.Tensor else tensors_in(result)):
             if output < count and dropped[output] and storage_key(tensor) not in given:
                 version = version_of(tensor)
+                if direction.nested and (key := self._names.hold(tensor)) is not None:
+                    self._makers.setdefault(key, set()).add(direction.group)
                 entry = made[id(tensor)] = (weakref.ref(tensor), direction.group, version, (index, output))
                 if output in direction.fills:
                     self.fill(tensor, output, entry)
@@ -120,6 +140,7 @@ class Step:
             or not plain_layout(tensor)
         ):
             return None
+        self._lent.add(storage)
         group = self.group(number)
         if read:
             group.expect(filling[1])
@@ -158,28 +179,31 @@ class Step:
         if unsure:  # until the call has returned
             handle.kept = Kept(tensor)
             self.unsettled.append((handle, op, output))
+        elif output != HIDDEN:  # nobody else has what is hidden, and its name may be another's soon
+            self._handles.setdefault(storage, []).append(handle)
         return handle
 
     @staticmethod
     def unpack(packed: Kept | Handle) -> torch.Tensor:
         """The tensor that autograd saved."""
-        if isinstance(packed, Handle):
-            if packed.kept is None:
-                return packed.group.fetch(packed)
-            packed = packed.kept
-        return packed.value()
+        if isinstance(packed, Kept):
+            return packed.value()
+        return packed.group.fetch(packed) if packed.kept is None else packed.kept.value()
 
     def settle(self) -> None:
         """Let the tensors go whose calls have done what was expected of them."""
         for handle, op, output in self.unsettled:
-            assert handle.kept is not None
+            assert isinstance(handle.kept, Kept)
             filling = self._filling.get((op, output))
-            if output == HIDDEN or (
+            if output == HIDDEN:
+                handle.kept = None
+            elif (
                 filling is not None
                 and filling[0] == storage_key(handle.kept.tensor)
                 and self.accounted.get(filling[0]) == handle.kept.version
             ):
                 handle.kept = None
+                self._handles.setdefault(filling[0], []).append(handle)
         self.unsettled.clear()
 
     def finish(self) -> None:
@@ -187,6 +211,9 @@ class Step:
         self.takers.clear()
         self.made.clear()
         self.made_inside.clear()
+        self._makers.clear()
+        self._lent.clear()
+        self._handles.clear()
         self._filling.clear()
         self.groups.clear()
         self.accounted = Accounts()

@@ -1,8 +1,9 @@
 """A lower bound on the seconds that any plan within the budget has to compute again.
 
 Derivation. Take any decision that keeps the budget. Let d_s be 1 where storage s is dropped, r_i be 1 where operation i
-runs again. (1) A dropped storage with a slot is filled by running again what makes it, what writes into it and what
-returns the slot's tensor: d_s <= r_i. (2) An operation that runs again finds what it reads either kept or computed
+runs again. (1) A dropped storage with a slot that backward reads is filled by running again what makes it, what writes
+into it and what returns the slot's tensor: d_s <= r_i. A mere look by which something reads a dropped storage is made
+again, too. (2) An operation that runs again finds what it reads either kept or computed
 again: if it reads s and s is not dropped, then s is kept until the replay that reads it ends. That replay serves some
 dropped slot whose value depends on i, so it does not end before the first of the steps that read those slots: s is
 live until then, at least (`used_until`). (3) At backward step t, everything kept whose last use is not before t is

@@ -3,11 +3,11 @@
 Variables, all in [0, 1]: d_s, storage s is dropped; r_i, operation i runs again; k_(s,b), storage s, of no own use to
 backward any more, is kept for operations that are replayed at stage b.
 
-Rows: d_s <= r_i for what makes s, writes into it or fills its slots; r_p >= r_i + d_s - 1 for what i reads of s from p;
-k_(s,b) >= r_i - d_s for every i that reads s; k_(s,b) + r_p >= r_i where p makes s and s has no slots: what is read is
-kept or computed again; r_i <= d_s where i can only run again if s does. The replay that fills a slot of s lasts until
-s's last step, so r_(i,b) >= d_s, "i runs again in a replay that lasts until stage b", with the same rows for what i
-reads.
+Rows: d_s <= r_i for what makes s, writes into it or fills its slots that are read; r_p >= r_i + d_s - 1 for a mere look
+p by which i reads s (`Schedule.recompute_seconds` counts it); k_(s,b) >= r_i - d_s for every i that reads s;
+k_(s,b) + r_p >= r_i where p makes s and s has no slots: what is read is kept or computed again; r_i <= d_s where i can
+only run again if s does. The replay that fills a slot of s lasts until s's last step, so r_(i,b) >= d_s, "i runs again
+in a replay that lasts until stage b", with the same rows for what i reads.
 
 *Stages* number the moments of backward from the last (0) to the first; what is needed at stage b is live at every
 stage >= b. `kept[j]` is the running sum of kept bytes at stage j, one variable each, so that memory rows stay sparse.
@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from ortools.linear_solver import pywraplp
 
+from ..facts import facts_of
 from ..problem import Problem
 from .tables import tables_of
 
@@ -97,8 +98,9 @@ class Relaxation:
                 self.row(0.0, 1.0, (self._op(i), 1.0), (d, -1.0))
 
     def _add_reads(self) -> None:
-        """What an operation reads of a dropped storage has to be there again; operations join the list meanwhile."""
+        """A look by which an operation reads a dropped storage is made again; these join the list meanwhile."""
         ops, todo, seen = self.problem.profile.ops, sorted(self.again, reverse=True), set(self.again)
+        look_of = facts_of(self.problem.profile).look_of
         while todo:
             i = todo.pop()
             r = self._op(i)
@@ -108,7 +110,7 @@ class Relaxation:
                 else:
                     r.SetUb(0.0)
             for s, producer in sorted({(read.storage, read.producer) for read in ops[i].reads}):
-                if s not in self.dropped or producer < 0 or producer == self.problem.profile.storages[s].birth:
+                if s not in self.dropped or look_of.get(producer) != s:
                     continue
                 self.row(-1.0, 2.0, (self._op(producer), 1.0), (r, -1.0), (self.dropped[s], -1.0))
                 if producer not in seen:
@@ -131,6 +133,8 @@ class Relaxation:
             return found[i, b]
 
         for s, d in self.dropped.items():
+            if not any(p.profile.slots[x].step >= 0 for x in p.slots_of[s]):
+                continue  # no replay is for it
             for i in sorted({p.seed[x] for x in p.slots_of[s]}):
                 if self.own_stage[s] < self.use_stage(i):
                     self.row(0.0, 1.0, (lasts(i, self.own_stage[s]), 1.0), (d, -1.0))

@@ -23,6 +23,7 @@ class Replayed(NamedTuple):
         saved: dropped storages with slots that it fills.
         sources: storages that it reads from outside.
         trigger: the step that starts it; -1 if none does.
+        opener: the first of its slots that is read then.
         end: the last step that needs it.
         seconds: what it costs; nothing where no step starts it.
         spans: (bytes, last step) of each storage that waits after the replay.
@@ -36,6 +37,7 @@ class Replayed(NamedTuple):
     saved: tuple[int, ...]
     sources: tuple[int, ...]
     trigger: int
+    opener: int
     end: int
     seconds: float
     spans: tuple[tuple[int, int], ...]
@@ -82,7 +84,7 @@ def replayed(t: Tables, dropped: set[int], ops: tuple[int, ...]) -> Replayed:
     """What it means that these operations run again together."""
     waits: dict[int, int] = {}  # storage: last step
     saved: dict[int, None] = {}
-    trigger, end = -1, -1
+    trigger, opener, end = -1, -1, -1
     captured: set[int] = set()
     reads: set[int] = set()
     last_use: dict[int, int] = {}
@@ -90,7 +92,7 @@ def replayed(t: Tables, dropped: set[int], ops: tuple[int, ...]) -> Replayed:
     extra = []
     for i in ops:
         seconds += cost[i]
-        for s, begin, last, unread in fills[i]:
+        for s, begin, slot, last, unread in fills[i]:
             if s in dropped:
                 saved[s] = None
                 if t.hidden[s]:
@@ -100,8 +102,8 @@ def replayed(t: Tables, dropped: set[int], ops: tuple[int, ...]) -> Replayed:
                 if begin >= 0:
                     if last > waits.get(s, -1):
                         waits[s] = last
-                    if begin < trigger or trigger < 0:
-                        trigger = begin
+                    if begin < trigger or trigger < 0 or (begin == trigger and slot < opener):
+                        trigger, opener = begin, slot
                     if last > end:
                         end = last
         reads |= read_of[i]
@@ -140,6 +142,6 @@ def replayed(t: Tables, dropped: set[int], ops: tuple[int, ...]) -> Replayed:
     if len(spans) >= MANY:
         ends = _ends(spans)
     return Replayed(
-        ops, tuple(saved), tuple(sorted(reads - dropped)), trigger, end, seconds if trigger >= 0 else 0.0, spans,
-        sum(amount for amount, _ in spans), peak, live, tuple(extra), ends,
+        ops, tuple(saved), tuple(sorted(reads - dropped)), trigger, opener, end,
+        seconds if trigger >= 0 else 0.0, spans, sum(amount for amount, _ in spans), peak, live, tuple(extra), ends,
     )  # fmt: skip

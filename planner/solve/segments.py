@@ -15,7 +15,7 @@ from ..problem import Problem
 Cuts = tuple[int, ...]
 
 
-class Facts:
+class Positions:
     """What the functions of this module find out about a problem, once for all its budgets."""
 
     def __init__(self, problem: Problem) -> None:
@@ -42,17 +42,17 @@ class Facts:
         return _cheap(self._problem)
 
 
-def facts_of(problem: Problem) -> Facts:
-    """The facts of a problem, made once."""
-    if problem.facts is None:
-        problem.facts = Facts(problem)
-    found: Facts = problem.facts
+def positions_of(problem: Problem) -> Positions:
+    """The same for one problem, made once."""
+    if problem.positions is None:
+        problem.positions = Positions(problem)
+    found: Positions = problem.positions
     return found
 
 
 def needed_span(problem: Problem, s: int) -> tuple[int, int]:
     """The first and the last operation that have to do with a storage: its birth, its last reader or saver."""
-    return facts_of(problem).spans[s]
+    return positions_of(problem).spans[s]
 
 
 def _span(problem: Problem, s: int) -> tuple[int, int]:
@@ -62,7 +62,7 @@ def _span(problem: Problem, s: int) -> tuple[int, int]:
 
 def crossing_bytes(problem: Problem) -> list[int]:
     """For each position 0..len(ops), bytes of what is made before it and needed at or after it: the price of a cut."""
-    return facts_of(problem).crossing
+    return positions_of(problem).crossing
 
 
 def _crossing(problem: Problem) -> list[int]:
@@ -76,7 +76,7 @@ def _crossing(problem: Problem) -> list[int]:
 
 def saved_before(problem: Problem) -> list[int]:
     """For each position 0..len(ops), bytes of droppable storages saved for backward that are born before it."""
-    return facts_of(problem).saved
+    return positions_of(problem).saved
 
 
 def _saved(problem: Problem) -> list[int]:
@@ -131,7 +131,7 @@ def balanced_cuts(problem: Problem, count: int, allowed: Cuts | None = None) -> 
 
 def cheap_positions(problem: Problem) -> Cuts:
     """Positions where a cut keeps little: the cheapest of each stretch in which the price is locally least."""
-    return facts_of(problem).cheap
+    return positions_of(problem).cheap
 
 
 def _cheap(problem: Problem) -> Cuts:

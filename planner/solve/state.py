@@ -229,7 +229,7 @@ class State:
             self._replay[step] = NEVER
             return
         before, most = -sum(group.own for group in started), NEVER
-        for group in sorted(started):
+        for group in sorted(started, key=lambda group: group.opener):
             most = max(most, before + group.peak)
             before += group.left
         self._replay[step] = most

@@ -26,7 +26,8 @@ class Tables:
         meets: storages that tie an operation to others of its group.
         read_of: storages that it reads, without those that exist before the step.
         meets_at: `meets` as a dictionary, with the operation as the value of each.
-        fills: (storage, first step, last step, whether one is never read) of the slots that it fills; -1 for no step.
+        fills: (storage, first step, the first slot that it reads, last step, whether one is never read) of the slots
+            that it fills; -1 for no step.
         cost, workspace, random, extra: by operation; `extra` are the bytes noted in forward if it runs again.
         composer: the blocks with their options, once they have been looked for.
     """
@@ -66,10 +67,10 @@ class Tables:
         ]
         self.read_of = [frozenset(s for s, _ in reads) for reads in self.reads]
         self.meets_at = [dict.fromkeys(met, i) for i, met in enumerate(self.meets)]
-        filled: list[dict[int, list[int]]] = [{} for _ in ops]
+        filled: list[dict[int, list[tuple[int, int]]]] = [{} for _ in ops]
         for x, slot in enumerate(p.slots):
             if problem.seed[x] >= 0:
-                filled[problem.seed[x]].setdefault(slot.storage, []).append(slot.step)
+                filled[problem.seed[x]].setdefault(slot.storage, []).append((slot.step, x))
         self.fills = [tuple(_filled(s, steps) for s, steps in slots.items()) for slots in filled]
         self.cost = problem.cost
         self.group_cost = p.replay_group_seconds
@@ -87,9 +88,9 @@ class Tables:
         self.optimizer = p.resident_bytes + held + p.gradient_bytes + p.optimizer_workspace_bytes
 
 
-def _filled(s: int, steps: list[int]) -> tuple[int, int, int, bool]:
-    read = [t for t in steps if t >= 0]
-    return s, min(read, default=-1), max(read, default=-1), len(read) < len(steps)
+def _filled(s: int, slots: list[tuple[int, int]]) -> tuple[int, int, int, int, bool]:
+    read = sorted(slot for slot in slots if slot[0] >= 0) or [(-1, -1)]
+    return s, *read[0], read[-1][0], any(step < 0 for step, _ in slots)
 
 
 def tables_of(problem: Problem) -> Tables:
