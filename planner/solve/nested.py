@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 from ..problem import Judged, Problem, make_problem
 from .minimum import tight_segmentations, timeless
+from .nestedstate import Moments, NestedState
 from .segments import Cuts, cheap_positions, needed_span
 
 # Of the cuts of a regular segmentation every so many is kept, and the others are inner; 0: none is kept.
 STRIDES = (2, 3, 4, 5, 6, 8, 0)
 # Work is counted in operations simulated, not by the clock, so that every machine finds the same plan.
-REGULAR, MOVED, POLISHED = 150_000, 150_000, 300_000
+REGULAR, MOVED, POLISHED = 200_000, 200_000, 2_400_000
 
 FEW = 50  # decisions of which a search of a large graph that sees no more is left out
 STARTS = 3  # how many regular decisions are improved
@@ -35,10 +36,11 @@ NONE: Cost = (math.inf,)  # of what cannot be carried out
 
 
 class Met(NamedTuple):
-    """A decision that was simulated, and how good it is: the smallest cost is the best."""
+    """A decision, and how good it is: the smallest cost is the best."""
 
     cost: Cost
-    judged: Judged
+    dropped: frozenset[int]
+    inner: frozenset[int]
 
 
 class TwoCuts(NamedTuple):
@@ -60,8 +62,8 @@ def cheapest_nested(
         work: how long to search, as a share of the ordinary.
     """
 
-    def cost(judged: Judged) -> Cost:
-        return _over(judged, problem.budget_bytes), judged.seconds
+    def cost(moments: Moments) -> Cost:
+        return moments.excess(problem.budget_bytes), moments.seconds
 
     return NestedSearch(problem, cost, expired).run(starts, work)
 
@@ -81,8 +83,8 @@ def smallest_nested(problem: Problem, smallest: Judged) -> Judged:
     start = without_times.judge(smallest.dropped)
     low = round(LOW * start.peak_bytes)
 
-    def cost(judged: Judged) -> Cost:
-        return judged.peak_bytes, _over(judged, low), judged.seconds
+    def cost(moments: Moments) -> Cost:
+        return moments.peak_bytes, moments.excess(low), moments.seconds
 
     found = NestedSearch(without_times, cost, lambda: False).run([start])
     # Where it is no smaller, what is cheaper and needs nothing of its own is the better answer.
@@ -101,12 +103,6 @@ def unavoidable_bytes(problem: Problem) -> int:
     return max(p.resident_bytes + max(once, default=0), problem.judge(()).timeline.optimizer_bytes)
 
 
-def _over(judged: Judged, budget_bytes: int) -> int:
-    """Bytes over a budget, summed over all moments of the step."""
-    moments = (*judged.timeline.forward, *judged.timeline.backward, judged.timeline.optimizer_bytes)
-    return sum(live - budget_bytes for live in moments if live > budget_bytes)
-
-
 class NestedSearch:
     """A search among decisions with inner boundaries.
 
@@ -116,16 +112,17 @@ class NestedSearch:
         expired: whether time has run out.
     """
 
-    def __init__(self, problem: Problem, cost: Callable[[Judged], Cost], expired: Callable[[], bool]) -> None:
+    def __init__(self, problem: Problem, cost: Callable[[Moments], Cost], expired: Callable[[], bool]) -> None:
         self.problem, self._cost, self.expired = problem, cost, expired
-        self.best = self._met(problem.judge(()))
-        self._left = 0.0
-        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], Cost] = {}
+        self._state = NestedState(problem)
+        self._known: dict[tuple[frozenset[int], frozenset[int]], Cost] = {}
+        self._left = math.inf
+        self.best = Met(NONE, frozenset(), frozenset())
 
     def run(self, starts: Iterable[Judged], work: float = 1.0) -> Judged:
         """The best decision that the whole search meets, its starts among them."""
-        first = sorted((self._met(judged) for judged in starts), key=lambda met: (met.cost, met.judged.dropped))
-        self.best = min([self.best, *first], key=lambda met: met.cost)
+        given = [((), ()), *((judged.dropped, judged.inner) for judged in starts)]
+        first = sorted(filter(None, (self._try(*each) for each in given)), key=_best_first)
         found: dict[TwoCuts, Cost] = {}
         self._left = REGULAR * work
         for cuts in self._regular():
@@ -140,15 +137,12 @@ class NestedSearch:
         for met in dict.fromkeys((self.best, *first[:1])):
             self._polish(met)
         self._shake(Random(0))
-        return self.problem.judge(self.best.judged.dropped, self.best.judged.inner)
+        return self.problem.judge(self.best.dropped, self.best.inner)
 
     @property
     def over(self) -> bool:
         """Whether this part of the search has to end."""
         return self._left <= 0 or self.expired()
-
-    def _met(self, judged: Judged) -> Met:
-        return Met(self._cost(judged), judged)
 
     def _try(self, dropped: Iterable[int], inner: Iterable[int], than: Cost = NONE) -> Met | None:
         """What becomes of a decision.
@@ -157,17 +151,18 @@ class NestedSearch:
         """
         if self.over:
             return None
-        key = self.problem.completed(dropped, inner)
-        if self._known.get(key, ()) >= than:
-            return None
         self._left -= len(self.problem.profile.ops)
-        try:
-            met = self._met(self.problem.judged(*key))
-        except ValueError:
-            self._known[key] = NONE
+        if not self._state.move_to(dropped, inner):
             return None
-        self._known[key] = met.cost
-        if met.cost < self.best.cost:
+        key = frozenset(self._state.dropped), frozenset(self._state.inner)
+        cost = self._known.get(key)
+        if cost is None:
+            moments = self._state.moments()
+            cost = self._known[key] = NONE if moments is None else self._cost(moments)
+        if cost >= than:
+            return None
+        met = Met(cost, *key)
+        if cost < self.best.cost:
             self.best = met
         return met
 
@@ -236,7 +231,7 @@ class NestedSearch:
         while improving:
             improving = False
             for s in sorted(dear, key=lambda s: (-dear[s], s)):
-                for other in self._changed(at.judged, s):
+                for other in self._changed(at, s):
                     if self.over:
                         return
                     met = self._try(*other, at.cost)
@@ -249,7 +244,7 @@ class NestedSearch:
         candidates, in_vain = self.problem.candidates, 0
         while not self.over and candidates and in_vain < IN_VAIN:
             before = self.best
-            dropped, inner = set(self.best.judged.dropped), set(self.best.judged.inner)
+            dropped, inner = set(self.best.dropped), set(self.best.inner)
             for s in lot.sample(candidates, min(len(candidates), lot.randint(1, KICKS))):
                 kind = lot.randrange(3)
                 (dropped.discard if kind == 0 else dropped.add)(s)
@@ -259,12 +254,16 @@ class NestedSearch:
                 self._polish(met)
             in_vain = 0 if self.best.cost < before.cost else in_vain + 1
 
-    def _changed(self, judged: Judged, s: int) -> Iterator[tuple[set[int], set[int]]]:
+    def _changed(self, met: Met, s: int) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
         """A decision with one storage kept, merely dropped, or made a boundary, whichever it is not."""
-        dropped, inner = set(judged.dropped), set(judged.inner)
+        dropped, inner = met.dropped, met.inner
         if s in dropped:
             yield dropped - {s}, inner - {s}
         if s not in dropped or s in inner:
             yield dropped | {s}, inner - {s}
         if s not in inner and self._separates(s):
             yield dropped | {s}, inner | {s}
+
+
+def _best_first(met: Met) -> tuple[Cost, list[int]]:
+    return met.cost, sorted(met.dropped)
