@@ -7,17 +7,15 @@ whose result has no meaning before it is written into.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ckpt_planner.profile import Replay
 from ckpt_planner.replay.ambient import generator_states, set_generator_states
-from ckpt_planner.replay.calls import is_plain, storage_key, tensors_in, transforming
+from ckpt_planner.replay.calls import is_plain, mutable, storage_key, tensors_in, transforming
 from ckpt_planner.replay.protect import writes_in_place
 
 from .meter import Meter
@@ -55,9 +53,12 @@ class Faithful:
         if odd is not None:
             self._verdicts[signature] = ("never", f"it is given a {type(odd).__name__}")
             return None
-        mutable = _mutable((args, kwargs))
-        if mutable:  # an array, a function: what it holds may be another in backward
-            self._verdicts[signature] = ("never", f"it is given a {mutable}, whose contents may change before backward")
+        changing = mutable((args, kwargs))
+        if changing:
+            self._verdicts[signature] = (
+                "never",
+                f"it is given a {changing}, whose contents may change before backward",
+            )
             return None
         if name in UNWRITTEN:
             self._verdicts[signature] = ("plain", "")
@@ -152,23 +153,6 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         if torch.equal(a, b):
             return True
         return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _mutable(value: Any) -> str:
-    """The type of an argument that is neither a tensor nor immutable; "" if there is none."""
-    if isinstance(value, (tuple, list)):
-        return next(filter(None, map(_mutable, value)), "")
-    if isinstance(value, dict):
-        return next(filter(None, map(_mutable, value.values())), "")
-    if isinstance(value, slice):
-        return _mutable((value.start, value.stop, value.step))
-    return "" if value is None or isinstance(value, _IMMUTABLE) else type(value).__name__
-
-
-_IMMUTABLE = (
-    torch.Tensor, int, float, complex, str, bytes, enum.Enum, range, type, type(...), torch.dtype, torch.device,
-    torch.layout, torch.memory_format, np.generic, torch.SymInt, torch.SymFloat, torch.SymBool, torch._C.DispatchKey,
-)  # fmt: skip
 
 
 def _copied(value: Any) -> Any:

@@ -263,7 +263,9 @@ class Recorder(TorchFunctionMode):
 
     def _made_unseen(self, tensor: torch.Tensor) -> bool:
         """Whether something else than a call that passed by has made it in this step: TorchScript, an extension."""
-        node: Any = tensor.grad_fn
+        # The question would make a view's node anew, and may fail; what made it is what made its base.
+        base = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+        node: Any = base.grad_fn
         return node is not None and hasattr(node, "_sequence_nr") and node._sequence_nr() >= self._first_sequence
 
     def _bytes(self, tensor: torch.Tensor) -> int:

@@ -93,7 +93,8 @@ def test_power_iterations_seen_too_late(monkeypatch: Patch) -> None:
 
 
 def test_arrays_read_after_they_changed(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(faithful, "_mutable", lambda value: "")
+    for module in (faithful, noting):
+        monkeypatch.setattr(module, "mutable", lambda value: "")
     assert_noticed(test_hazards_random.stack(test_hazards_random.numpy_buffer_reused), rows())
 
 

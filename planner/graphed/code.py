@@ -223,7 +223,7 @@ class _Writer:
             elif value in self._constants and self._values[str(value.target)].is_leaf:
                 yield f"{name}, {name}._version"
             else:
-                yield f"{name} if {name}.is_leaf else held({name}), {name}._version"
+                yield f"held({name}) if {name}.requires_grad else {name}, {name}._version"
 
     def _hooked(self, node: fx.Node, position: int, after: list[str]) -> None:
         """Lines that make the call, then `after`, and then let go of what it has saved and a group makes again."""
@@ -240,7 +240,7 @@ class _Writer:
         """Lines that drop a tensor which a call has saved, or have it stay."""
         lines = [f"s = new[{at}]"]
         if slot is None:
-            return [*lines, "if not s.tensor.is_leaf: s.stay()"]
+            return [*lines, "if s.tensor.requires_grad: s.stay()"]
         if slot.output == HIDDEN:
             return [*lines, f"s.drop(g{slot.group}, {slot.key}, False)"]
         source, result = self._by_position[slot.op], f"{slot.op}_{slot.output}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..replay.calls import plain_layout, version_of
+from ..replay.calls import is_leaf, plain_layout, version_of
 from ..replay.group import Group
 from ..replay.handles import Handle, checked
 
@@ -47,7 +47,7 @@ class Saved(Handle):
         if group is not None and key is not None and (count := group.expected.pop(key, 0)) > 1:
             group.expected[key] = count - 1
         assert self.tensor is not None
-        if not self.tensor.is_leaf:
+        if not is_leaf(self.tensor):
             self.tensor = self.tensor.detach()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -190,6 +192,35 @@ _STORED: dict[type, bool] = dict.fromkeys(_PLAIN, True)
 def plain_layout(tensor: torch.Tensor) -> bool:
     """Whether size, stride and offset say everything about how the tensor looks into its storage."""
     return tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether autograd has no node for a tensor; for a view that requires a gradient, perhaps False all the same.
+
+    The node of a view whose base was written into is made when it is asked for, and then counts as a later one, or
+    cannot be made at all. So a view is not asked.
+    """
+    return not tensor.requires_grad or (not tensor._is_view() and tensor.is_leaf)
+
+
+def mutable(value: Any) -> str:
+    """The type of an option that is neither a tensor nor immutable, or of one inside it; "" if there is none.
+
+    An array, a function, a generator: what it holds may be another in backward.
+    """
+    if isinstance(value, (tuple, list)):
+        return next(filter(None, map(mutable, value)), "")
+    if isinstance(value, dict):
+        return next(filter(None, map(mutable, value.values())), "")
+    if isinstance(value, slice):
+        return mutable((value.start, value.stop, value.step))
+    return "" if value is None or isinstance(value, _IMMUTABLE) else type(value).__name__
+
+
+_IMMUTABLE = (
+    torch.Tensor, int, float, complex, str, bytes, enum.Enum, range, type, type(...), torch.dtype, torch.device,
+    torch.layout, torch.memory_format, np.generic, torch.SymInt, torch.SymFloat, torch.SymBool, torch._C.DispatchKey,
+)  # fmt: skip
 
 
 def version_of(tensor: torch.Tensor) -> int:

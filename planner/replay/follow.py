@@ -138,15 +138,16 @@ class Follower(Step, TorchFunctionMode):
             self.protect(written_by(direction.name, args, kwargs))
         elif direction.writes:  # by a positional option
             self.protect(noting.written)
-        if direction.writes:
-            self.writes(direction.name, noting.written)
+        covered = self.before_write(noting.written) if direction.writes else []
         self.watched = watch is not None
         try:
             result = self._call(direction, func, args, kwargs)
         except BaseException:
+            self.after_write(direction.name, covered)
             noting.withdraw()
             self.unsettled.clear()
             raise
+        self.after_write(direction.name, covered)
         position = self.position
         self._done(direction, result, noting, watch is None or watch.as_planned())
         if self.position > position and direction.learns:

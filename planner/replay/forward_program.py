@@ -39,7 +39,7 @@ def forward_program(familiar: Familiar, direction: Direction, position: int, gra
         "states": generator_states, "modes_below": modes_below, "choices": choices, "chosen": familiar.choices,
         "default_dtype": default_dtype, "direction": direction, "slots": direction.slots, "ref": weakref.ref,
         "otherwise": OTHERWISE, "version_of": version_of,
-        "is_operation": is_operation, "Tensor": torch.Tensor, "COPIED": COPIED,
+        "is_operation": is_operation, "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "COPIED": COPIED,
         "push": torch._C._autograd._push_saved_tensors_default_hooks,
         "pop": torch._C._autograd._pop_saved_tensors_default_hooks,
         "top": torch._C._autograd._top_saved_tensors_default_hooks,
@@ -73,9 +73,9 @@ def forward_program(familiar: Familiar, direction: Direction, position: int, gra
     by_number = [name for name, _ in tensors]
     if written:
         lines.append("group.reshapes = True")
-    before = f"step.protect([{', '.join(by_number[p] for p in written)}])" if written else ""
+    before = [f"step.protect([{', '.join(by_number[p] for p in written)}])"] if written else []
     if direction.writes:
-        before += f"; step.writes(direction.name, [{', '.join(by_number[p] for p in direction.writes)}])"
+        before.insert(0, f"covered = step.before_write([{', '.join(by_number[p] for p in direction.writes)}])")
     lines += _call(familiar, direction, before)
     lines += [f"step.accounted.note({by_number[p]})" for p in direction.writes]
     lines += _bind(familiar, direction, taken)
@@ -147,15 +147,17 @@ class _Looker:
 def _pair(name: str, copied: bool) -> str:
     if copied:
         return f"{name}.detach().clone(), COPIED"
-    return f"{name} if {name}.is_leaf else held({name}), {name}._version"
+    return f"held({name}) if {name}.requires_grad and type({name}) is not Parameter else {name}, {name}._version"
 
 
-def _call(familiar: Familiar, direction: Direction, before: str) -> list[str]:
-    """Lines that make the call, with `before` before it, and do as planned with what it saves."""
+def _call(familiar: Familiar, direction: Direction, before: list[str]) -> list[str]:
+    """Lines that make the call, with those of `before` before it, and do as planned with what it saves."""
     call = f"r = f(*args{', **kwargs' if familiar.keys else ''})"
     withdraw = f"step.withdraw(group, {familiar.index}, len(group.taken) - {2 * familiar.sources})"
     fails = ["except BaseException:", f"    {withdraw}", "    raise"]
-    protected = ["try:", f"    {before}", *fails] if before else []
+    protected = ["try:", *(f"    {line}" for line in before), *fails] if before else []
+    after = ["step.after_write(direction.name, covered)"] if direction.writes else []
+    fails[1:1] = [f"    {line}" for line in after]
     lines = ["try:", f"    {call}", *fails]
     if direction.slots:  # a saved-tensor hook of the model's own on top is left to it
         hooked = ["step.slots, step.saved, step.watched = slots, 0, False", "push(step.pack, step.unpack)"]
@@ -170,6 +172,7 @@ def _call(familiar: Familiar, direction: Direction, before: str) -> list[str]:
     return [
         *protected,
         *lines,
+        *after,
         f"if {'type(r) is not Tensor and ' if familiar.single else ''}not is_operation(r):",
         *odd,
     ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .calls import version_of
+from .calls import is_leaf, version_of
 
 if TYPE_CHECKING:
     from .group import Group
@@ -65,7 +65,7 @@ class Kept:
     __slots__ = ("tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor if tensor.is_leaf else tensor.detach()
+        self.tensor = tensor if is_leaf(tensor) else tensor.detach()
         self.version = version_of(tensor)
 
     def value(self) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .ambient import autocast_state, choices
-from .calls import version_of
+from .calls import is_leaf, version_of
 
 if TYPE_CHECKING:
     from .handles import Handle
@@ -38,7 +38,7 @@ class Source:
 
 def held(tensor: torch.Tensor) -> torch.Tensor:
     """What a group may hold of a tensor: detached, or it would hold the graph that holds the group."""
-    return tensor if tensor.is_leaf else tensor.detach()
+    return tensor if is_leaf(tensor) else tensor.detach()
 
 
 class Ref:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .ambient import as_modes_have_it, generator_states, modes_below
-from .calls import StorageNames, is_plain, storage_key, tensors_in, version_of
+from .calls import StorageNames, is_plain, mutable, storage_key, tensors_in, version_of
 from .directions import Direction
 from .noted import Borrowed, Call, Ref, Source
 
@@ -139,12 +139,14 @@ class Noting:
             self._plain.extend(value)
             return {k: self._template(v) for k, v in value.items()}
         if kind is slice:
-            if any(isinstance(v, torch.Tensor) for v in (value.start, value.stop, value.step)):
+            if any(isinstance(v, torch.Tensor) for v in (value.start, value.stop, value.step)) or mutable(value):
                 self.sound = False  # its value is read by the call; another could be read on replay
             self._plain.append((slice, value.start, value.stop, value.step))  # a slice is not hashable everywhere
             return value
         if isinstance(value, (tuple, list)) and next(tensors_in(value), None) is not None:
             return tuple([self._template(v) for v in value])  # torch.return_types and such
+        if mutable(value):
+            self.sound = False  # no call that is planned to run again was given such a thing
         self._plain.append(value)
         return value
 
@@ -222,7 +224,7 @@ class Watch:
         for p, tensor in enumerate(noting.tensors):
             if p not in noting.direction.writes:
                 self._versions.append((tensor, version_of(tensor)))
-                if tensor.is_leaf and not tensor.requires_grad and tensor.nbytes <= _MOST_WATCHED:
+                if not tensor.requires_grad and tensor.nbytes <= _MOST_WATCHED:
                     self._contents.append((tensor, tensor.detach().clone()))
 
     def as_planned(self) -> bool:

@@ -17,6 +17,7 @@ from .program import Programs
 from .protect import writes_in_place, written_by
 from .takers import Takers
 
+Covered = tuple[torch.Tensor, int, int, list[Handle]]  # with its version, and the name of its storage
 Slots = tuple[tuple[int, int, int, bool] | None, ...]
 
 
@@ -97,10 +98,20 @@ class Step:
         key = storage_key(tensor)
         return key not in self._lent and self._makers.get(key or 0, groups) <= groups
 
-    def writes(self, name: str, written: Iterable[torch.Tensor]) -> None:
-        """Before a call that a replay repeats, and that writes into these tensors."""
-        for tensor in written:
-            for handle in self._handles.pop(storage_key(tensor) or 0, ()):
+    def before_write(self, written: Iterable[torch.Tensor]) -> list[Covered]:
+        """Before a call that a replay repeats: what autograd was given in place of what it may write into."""
+        keys = ((tensor, storage_key(tensor) or 0) for tensor in written)
+        return [
+            (tensor, version_of(tensor), key, self._handles.pop(key)) for tensor, key in keys if key in self._handles
+        ]
+
+    def after_write(self, name: str, covered: list[Covered]) -> None:
+        """After it, also where it has failed: what it has written into cannot be given to backward any more."""
+        for tensor, version, key, handles in covered:
+            if version_of(tensor) == version:
+                self._handles.setdefault(key, [])[:0] = handles
+                continue
+            for handle in handles:
                 handle.kept = Overwritten(name)
 
     def bind(self, direction: Direction, index: int, result: Any, given: Collection[int | None]) -> None:
