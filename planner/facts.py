@@ -102,7 +102,7 @@ class Facts:
 
 
 def facts_of(profile: Profile) -> Facts:
-    """The facts of a profile; those of the profiles that were asked for last are kept."""
+    """The facts of a profile; those that were made last are kept."""
     global _known
     for known, facts in _known:
         if known is profile:

@@ -223,7 +223,8 @@ class Schedule:
         facts, found, todo = self._facts, set[int](), list(again)
         while todo:
             for s, producer, _ in facts.reads[todo.pop()]:
-                if s in self.inner and facts.look_of.get(producer) == s and not {producer} & (found | self.again):
+                known = producer in found or producer in self.again
+                if s in self.inner and facts.look_of.get(producer) == s and not known:
                     found.add(producer)
                     todo.append(producer)
         return found

@@ -53,15 +53,24 @@ def test_bound_is_below_every_decision(seed: int) -> None:
     assert problem is not None
     group_seconds = (0.0, 1e-4, 3e-2)[seed % 3]
     problem = make_problem(msgspec.structs.replace(problem.profile, replay_group_seconds=group_seconds), 0)
+    for budget, cheapest in cheapest_of_budgets(problem):
+        assert_bound_is_below(problem, budget, cheapest)
+
+
+def cheapest_of_budgets(problem: Problem) -> Iterator[tuple[int, float]]:
+    """Budgets from the least that any decision keeps, each with the seconds of the cheapest that keeps it."""
     decisions = every_decision(problem)
     least, most = min(j.peak_bytes for j in decisions), problem.judge(()).peak_bytes
     for share in SHARES:
         budget = int(least + share * (most - least))
-        cheapest = min(j.seconds for j in decisions if j.peak_bytes <= budget)
-        for nodes in (0, 3):
-            bound = lower_bound_seconds(problem.with_budget(budget), nodes)
-            assert bound is not None
-            assert bound <= cheapest
+        yield budget, min(j.seconds for j in decisions if j.peak_bytes <= budget)
+
+
+def assert_bound_is_below(problem: Problem, budget: int, cheapest: float) -> None:
+    for nodes in (0, 3):
+        bound = lower_bound_seconds(problem.with_budget(budget), nodes)
+        assert bound is not None
+        assert bound <= cheapest
 
 
 def odd(seed: int) -> Problem | None:
@@ -80,15 +89,8 @@ ODD = [seed for seed in range(200) if odd(seed)][:60]
 def test_bound_and_proof_hold_where_slots_are_never_read_and_looks_cost_much(seed: int) -> None:
     problem = odd(seed)
     assert problem is not None
-    decisions = every_decision(problem)
-    least, most = min(j.peak_bytes for j in decisions), problem.judge(()).peak_bytes
-    for share in SHARES:
-        budget = int(least + share * (most - least))
-        cheapest = min(j.seconds for j in decisions if j.peak_bytes <= budget)
-        for nodes in (0, 3):
-            bound = lower_bound_seconds(problem.with_budget(budget), nodes)
-            assert bound is not None
-            assert bound <= cheapest
+    for budget, cheapest in cheapest_of_budgets(problem):
+        assert_bound_is_below(problem, budget, cheapest)
         found = solve(make_problem(problem.profile, budget))
         assert found.lower_bound_seconds <= cheapest * (1 + 1e-12)
         assert found.recompute_seconds == pytest.approx(cheapest)

@@ -3,7 +3,7 @@
 A segment of a tight plan is cut again where it is replayed: what crosses such an inner cut is computed once more, by a
 replay of its own, instead of being held with everything that it came from. This is the recursion of Chen, Xu, Zhang
 and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016), section 4.4, to a depth of two, with cuts that
-are chosen by simulation: first regularly, then moved one at a time, and then storage by storage.
+are chosen by what they cost and hold: first regularly, then moved one at a time, and then storage by storage.
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ class NestedState:
         self._base = State(problem)  # the same without inner boundaries, which says what has to be dropped as well
         self.dropped = self._base.dropped
         self.inner: set[int] = set()
+        self._born = np.zeros(self.t.n + 2, dtype=np.int64)  # differences of live bytes, without any end
+        np.add.at(self._born, self._facts.births + 1, self._facts.sizes)
         self._plain = Grouping(self.t, self._facts, False, self.dropped, self.inner)
         self._lenders = Grouping(self.t, self._facts, True, self.dropped, self.inner)
 
@@ -99,7 +101,7 @@ class NestedState:
         started = [group for group in groups if spans[id(group)][0] >= 0]
         seconds = math.fsum(group.seconds for group in started) + self._looks(started)
         until = [-1 if s in self.dropped else last for s, last in enumerate(t.last_step)]
-        forward, backward = np.zeros(t.n + 2, dtype=np.int64), np.zeros(t.m + 2, dtype=np.int64)
+        forward, backward = self._born.copy(), np.zeros(t.m + 2, dtype=np.int64)
         forward_at, backward_at = forward.data, backward.data
         for group in groups:
             end = spans[id(group)][1]
@@ -111,7 +113,7 @@ class NestedState:
                     backward_at[0] += size
                     backward_at[end + 1] -= size
         self._since_forward(until, forward, backward)
-        replay = self._replays(groups, lender, spans, backward_at)
+        replay = self._replays(groups, lender, backward_at)
         kept = np.cumsum(backward[: t.m])
         most = np.maximum(kept + t.step_peak, replay.over(kept + t.step_live)) + t.resident
         return Moments(seconds, np.cumsum(forward[: t.n]) + t.forward_base, most, t.optimizer)
@@ -150,23 +152,16 @@ class NestedState:
         return math.fsum(self.t.cost[i] for i in found)
 
     def _since_forward(self, until: list[int], forward: Ints, backward: Ints) -> None:
-        """Adds what is live since forward: each storage from its birth to the last that needs it."""
+        """Has what is live since forward end: each storage with the last that needs it."""
         facts, t = self._facts, self.t
         last = np.array(until, dtype=np.int64)[facts.made]
         last[facts.deaths > t.n] = t.m
         gone = last < 0
-        np.add.at(forward, facts.births + 1, facts.sizes)
         np.subtract.at(forward, facts.deaths[gone], facts.sizes[gone])
         backward[0] += facts.sizes[~gone].sum()
         np.subtract.at(backward, last[~gone] + 1, facts.sizes[~gone])
 
-    def _replays(
-        self,
-        groups: list[NestedGroup],
-        lender: dict[int, NestedGroup],
-        spans: dict[int, tuple[int, int]],
-        backward_at: memoryview,
-    ) -> Replays:
+    def _replays(self, groups: list[NestedGroup], lender: dict[int, NestedGroup], backward_at: memoryview) -> Replays:
         """The replays of each step; adds what waits after them to `backward_at`."""
         t, order = self.t, list(_order(groups, lender))
         last_borrowed = {s: place for place, (_, group) in enumerate(order) for s in group.borrows}
