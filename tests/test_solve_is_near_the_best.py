@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from itertools import combinations
 
 import msgspec
 import pytest
+from decisions import cheapest_of_budgets, every_decision
 from profiles import layered, transformer
 
-from ckpt_planner.problem import Judged, Problem, make_problem
+from ckpt_planner.problem import Problem, make_problem
 from ckpt_planner.schedule import Schedule
 from ckpt_planner.simulate import simulate
 from ckpt_planner.solve import SolveStatus, exact, minimum, solve
 from ckpt_planner.solve.bound import lower_bound_seconds
 from ckpt_planner.solve.budget import Search
-from ckpt_planner.solve.nested import CLOSE
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)
-
-
-def every_decision(problem: Problem) -> list[Judged]:
-    """Each storage kept, dropped, or dropped as an inner boundary."""
-    found = {}
-    for dropped in subsets(problem.candidates):
-        for inner in subsets(problem.judge(dropped).dropped):
-            try:
-                judged = problem.judge(dropped, inner)
-            except ValueError:  # these separate nothing, or are never returned
-                continue
-            found[judged.dropped, judged.inner] = judged
-    return list(found.values())
-
-
-def subsets(choices: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    for count in range(len(choices) + 1):
-        yield from combinations(choices, count)
 
 
 def small(seed: int) -> Problem | None:
@@ -53,17 +33,8 @@ def test_bound_is_below_every_decision(seed: int) -> None:
     assert problem is not None
     group_seconds = (0.0, 1e-4, 3e-2)[seed % 3]
     problem = make_problem(msgspec.structs.replace(problem.profile, replay_group_seconds=group_seconds), 0)
-    for budget, cheapest in cheapest_of_budgets(problem):
+    for budget, cheapest in cheapest_of_budgets(problem, SHARES):
         assert_bound_is_below(problem, budget, cheapest)
-
-
-def cheapest_of_budgets(problem: Problem) -> Iterator[tuple[int, float]]:
-    """Budgets from the least that any decision keeps, each with the seconds of the cheapest that keeps it."""
-    decisions = every_decision(problem)
-    least, most = min(j.peak_bytes for j in decisions), problem.judge(()).peak_bytes
-    for share in SHARES:
-        budget = int(least + share * (most - least))
-        yield budget, min(j.seconds for j in decisions if j.peak_bytes <= budget)
 
 
 def assert_bound_is_below(problem: Problem, budget: int, cheapest: float) -> None:
@@ -89,7 +60,7 @@ ODD = [seed for seed in range(200) if odd(seed)][:60]
 def test_bound_and_proof_hold_where_slots_are_never_read_and_looks_cost_much(seed: int) -> None:
     problem = odd(seed)
     assert problem is not None
-    for budget, cheapest in cheapest_of_budgets(problem):
+    for budget, cheapest in cheapest_of_budgets(problem, SHARES):
         assert_bound_is_below(problem, budget, cheapest)
         found = solve(make_problem(problem.profile, budget))
         assert found.lower_bound_seconds <= cheapest * (1 + 1e-12)
@@ -118,8 +89,7 @@ def test_small_problems_are_solved_exactly_and_proven() -> None:
         assert problem is not None
         decisions = every_decision(problem)
         least, most = min(j.peak_bytes for j in decisions), problem.judge(()).peak_bytes
-        # Inner boundaries that gain less than a thousandth are not worth their replay.
-        assert least <= minimum(problem.profile).peak_bytes <= least * CLOSE
+        assert minimum(problem.profile).peak_bytes == least
         for share in SHARES:
             budget = int(least + share * (most - least))
             cheapest = min(j.seconds for j in decisions if j.peak_bytes <= budget)

@@ -6,12 +6,13 @@ import random
 
 import pytest
 from profiles import layered, transformer
+from tangled import tangled
 
 from ckpt_planner.problem import Problem, make_problem
 from ckpt_planner.profile import Profile
 from ckpt_planner.solve.nestedstate import NestedState
 
-PROFILES = [layered(seed, 6 + seed) for seed in range(40)]
+PROFILES = [*(layered(seed, 6 + seed) for seed in range(40)), *(tangled(seed, 6 + seed % 20) for seed in range(80))]
 
 
 def check(problem: Problem, state: NestedState) -> None:

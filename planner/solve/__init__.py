@@ -201,7 +201,8 @@ def minimum(profile: Profile, problem: Problem | None = None) -> Solution:
 def minimum_of(problem: Problem) -> Judged:
     """The decision with the smallest peak, whatever the problem's budget; found once for all budgets of a problem."""
     if problem.smallest is None:
-        problem.smallest = smallest_nested(problem, unnested_minimum_of(problem))
+        found = exact.smallest_of_all(problem) if exact.is_small(problem) else None
+        problem.smallest = found or smallest_nested(problem, unnested_minimum_of(problem))
     return problem.smallest
 
 

@@ -5,8 +5,8 @@ runs again. (1) A dropped storage with a slot that backward reads is filled by r
 into it and what returns the slot's tensor: d_s <= r_i. A mere look by which something reads a dropped storage is made
 again, too. (2) An operation that runs again finds what it reads either kept or computed
 again: if it reads s and s is not dropped, then s is kept until the replay that reads it ends. That replay serves some
-dropped slot whose value depends on i, so it does not end before the first of the steps that read those slots: s is
-live until then, at least (`used_until`). (3) At backward step t, everything kept whose last use is not before t is
+dropped slot for which i may have to run again, so it does not end before the first of the steps that read those slots:
+s is live until then, at least (`used_until`). (3) At backward step t, everything kept whose last use is not before t is
 live, and so are what is resident and the step's own gradients and workspace; together they are at most the budget.
 A dropped storage is live, too, from the first to the last of the steps that read its slots: it is
 filled before the first and let go after the last. What else is being recomputed needs memory as well, which is left
@@ -126,18 +126,23 @@ def _row_times(problem: Problem, spans: dict[int, tuple[int, int]]) -> list[int]
 
 
 def used_until(problem: Problem) -> list[int]:
-    """For each operation, the first step that reads a slot whose value depends on it; len(steps) if none does."""
-    ops, m = problem.profile.ops, len(problem.profile.steps)
-    first = [m] * len(ops)
-    by_storage = [m] * len(problem.made)
-    for index, slot in enumerate(problem.profile.slots):
-        i = problem.seed[index]
-        if i >= 0:
-            first[i] = min(first[i], slot.step if slot.step >= 0 else m)
-    # Downstream by storage: a reader, or a later write or view, of a storage depends on whatever touched it.
-    for i in reversed(range(len(ops))):
-        outs = {*ops[i].makes, *ops[i].hides, *ops[i].output, *ops[i].writes}
-        first[i] = min([first[i], *(by_storage[s] for s in outs)])
-        for s in {*outs, *(r.storage for r in ops[i].reads)}:
-            by_storage[s] = min(by_storage[s], first[i])
+    """For each operation, the first step with a slot that it may have to run again for; len(steps) if there is none.
+
+    What runs again takes with it what returned the tensors that it reads, and all that writes into their storages or
+    into those that it returns: also writes that come after it, which an earlier reader of the storage cannot do without.
+    """
+    p, m = problem.profile, len(problem.profile.steps)
+    first = [m] * len(p.ops)
+    read = sorted((slot.step, problem.seed[x]) for x, slot in enumerate(p.slots) if slot.step >= 0)
+    for step, seed in read:
+        stack = [seed] if seed >= 0 else []
+        while stack:
+            i = stack.pop()
+            if first[i] < m:
+                continue  # reached from a step that is not later
+            first[i] = step
+            touched = {*p.ops[i].output, *(r.storage for r in p.ops[i].reads)}
+            made = [s for s in touched if problem.made[s]]
+            needed = [p.storages[s].birth for s in made] + [w for s in made for w in problem.touching.get(s, ())]
+            stack += [*needed, *(r.producer for r in p.ops[i].reads if problem.made[r.storage])]
     return first

@@ -6,13 +6,12 @@ Of inner boundaries there are more sets than that: those are tried that may be i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from typing import NamedTuple
 
-from ..facts import facts_of
 from ..problem import Judged, Problem
-from .bound import read_spans, used_until
+from .floors import Floors
 from .state import State
 
 FEW = 12  # storages that may be dropped: 4096 decisions
@@ -40,7 +39,7 @@ def every_decision(problem: Problem) -> list[Costed]:
         for number in range(1 << len(problem.candidates)):
             code = number ^ (number >> 1)  # a Gray code: each wish differs from the one before by one storage
             state.move_to(s for k, s in enumerate(problem.candidates) if code >> k & 1)
-            dropped = tuple(sorted(state.dropped))
+            dropped = state.effective()
             # Summed anew, so that it does not depend on the way here by a rounding.
             seconds = math.fsum(group.seconds for group in state.groups.values())
             groups = sum(group.trigger >= 0 for group in state.groups.values())
@@ -73,9 +72,9 @@ class Proven(NamedTuple):
 
 
 class Floored(NamedTuple):
-    """A decision without inner boundaries, and what none that has some and drops the same storages costs less than."""
+    """A decision without inner boundaries, and what none that has some and drops the same storages is below."""
 
-    floor_seconds: float
+    floor: float
     plain: Costed
 
 
@@ -90,18 +89,17 @@ def cheapest_of_all(problem: Problem) -> Proven:
         return proven
     budget, plain = problem.budget_bytes, cheapest(problem)
     best, least = (problem.judge(plain.dropped), plain.seconds) if plain is not None else (None, math.inf)
-    tried, unseen = 0, math.inf
-    for floor, decision in _floored(problem):
+    floors, tried, unseen = floors_of(problem), 0, math.inf
+    for floor, decision in _by_seconds(problem):
         if floor >= least:
             break
-        if (decision.peak_bytes <= budget and decision.seconds <= floor) or least_peak(problem, decision) > budget:
+        if (decision.peak_bytes <= budget and decision.seconds <= floor) or floors.peak_bytes(decision.dropped) > budget:
             continue
-        choices = [s for s in decision.dropped if problem.profile.storages[s].kind != "hidden"]
-        tried += 1 << len(choices)
+        tried += _sets_of_inner(problem, decision)
         if tried > MOST:
             unseen = floor
             break
-        for judged in _with_inner(problem, decision.dropped, choices):
+        for judged in _with_inner(problem, decision):
             if judged.peak_bytes <= budget and judged.seconds < least:
                 best, least = judged, judged.seconds
     if best is not None:
@@ -111,69 +109,53 @@ def cheapest_of_all(problem: Problem) -> Proven:
     return found
 
 
-def _floored(problem: Problem) -> list[Floored]:
-    """Every decision with the least that it costs with any inner boundaries, the least first."""
+def smallest_of_all(problem: Problem) -> Judged | None:
+    """The decision with the smallest peak, with or without inner boundaries; None where there are too many to try."""
+    plain = smallest(problem)
+    best, tried, floors = problem.judge(plain.dropped), 0, floors_of(problem)
+    by_peak = sorted(Floored(floors.peak_bytes(d.dropped), d) for d in every_decision(problem))
+    for floor, decision in by_peak:
+        if floor >= best.peak_bytes:
+            return problem.judge(best.dropped, best.inner)
+        tried += _sets_of_inner(problem, decision)
+        if tried > MOST:
+            return None
+        for judged in _with_inner(problem, decision):
+            if (judged.peak_bytes, judged.seconds) < (best.peak_bytes, best.seconds):
+                best = judged
+    return problem.judge(best.dropped, best.inner)
+
+
+def floors_of(problem: Problem) -> Floors:
+    """The floors of a problem's decisions, for all budgets alike."""
     if problem.floors is None:
-        problem.floors = sorted(Floored(_floor_seconds(problem, d), d) for d in every_decision(problem))
-    floors: list[Floored] = problem.floors
+        problem.floors = Floors(problem)
+    floors: Floors = problem.floors
     return floors
 
 
-def _floor_seconds(problem: Problem, decision: Costed) -> float:
-    """Seconds that dropping these storages costs with any inner boundaries, at least.
-
-    There are no fewer groups than without. One is added wherever a group that backward starts borrows; where it starts
-    all of them and none borrows, it all costs what it does without.
-    """
-    slots = (problem.profile.slots[x] for s in decision.dropped for x in problem.slots_of[s])
-    groups = decision.groups + all(slot.step >= 0 for slot in slots)
-    seconds = [problem.cost[i] for i in surely_again(problem, decision.dropped)]
-    return math.fsum([*seconds, *[problem.profile.replay_group_seconds] * groups])
+def _by_seconds(problem: Problem) -> list[Floored]:
+    """Every decision with the least that it costs with any inner boundaries, the least first."""
+    if problem.floored is None:
+        floors = floors_of(problem)
+        problem.floored = sorted(Floored(floors.seconds(d.dropped, d.groups), d) for d in every_decision(problem))
+    floored: list[Floored] = problem.floored
+    return floored
 
 
-def surely_again(problem: Problem, dropped: Iterable[int]) -> set[int]:
-    """The operations that run again where these storages are dropped, whichever of them are inner boundaries.
-
-    What a step reads is made again, and what that is made from, and each mere look by which something reads it. A look
-    that needs more than what it looks into need not be made again at an inner boundary.
-    """
-    p, gone, look_of = problem.profile, set(dropped), facts_of(problem.profile).look_of
-    stack = [problem.seed[x] for s in gone for x in problem.slots_of[s] if p.slots[x].step >= 0]
-    again: set[int] = set()
-    while stack:
-        i = stack.pop()
-        if i not in again:
-            again.add(i)
-            for s in {*(read.storage for read in p.ops[i].reads), *p.ops[i].output} & gone:
-                stack += [p.storages[s].birth, *problem.touching.get(s, ())]
-            stack += [r.producer for r in p.ops[i].reads if r.storage in gone and look_of.get(r.producer) == r.storage]
-    return again
+def _choices(problem: Problem, decision: Costed) -> list[int]:
+    return [s for s in decision.dropped if problem.profile.storages[s].kind != "hidden"]
 
 
-def _with_inner(problem: Problem, dropped: tuple[int, ...], choices: list[int]) -> Iterator[Judged]:
+def _sets_of_inner(problem: Problem, decision: Costed) -> int:
+    return 1 << len(_choices(problem, decision))
+
+
+def _with_inner(problem: Problem, decision: Costed) -> Iterator[Judged]:
+    choices = _choices(problem, decision)
     for count in range(1, len(choices) + 1):
         for inner in combinations(choices, count):
             try:
-                yield problem.judged(dropped, inner)
+                yield problem.judged(decision.dropped, inner)
             except ValueError:  # these separate nothing
                 continue
-
-
-def least_peak(problem: Problem, decision: Costed) -> int:
-    """Bytes that are live at some moment of any step that drops these storages, whichever are inner boundaries."""
-    p, judged = problem.profile, problem.judge(decision.dropped)
-    live = [p.resident_bytes + step.peak_bytes for step in p.steps]
-    gone, again = set(decision.dropped), surely_again(problem, decision.dropped)
-    spans, until = read_spans(problem), used_until(problem)
-    for s, storage in enumerate(p.storages):
-        if not problem.made[s]:
-            continue
-        first, last = spans.get(s, (0, -1))
-        if s not in gone:
-            reads = (until[i] for i in problem.readers[s] if i in again)
-            first, last = 0, max(problem.last_step[s], min(len(live), max(reads, default=-1)))
-            if storage.death > len(p.ops):
-                last = len(live)
-        for t in range(first, min(last + 1, len(live))):
-            live[t] += storage.bytes
-    return max(*judged.timeline.forward, judged.timeline.optimizer_bytes, *live)

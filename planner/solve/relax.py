@@ -91,11 +91,14 @@ class Relaxation:
         p = self.problem
         for s, d in self.dropped.items():
             read = [x for x in p.slots_of[s] if p.profile.slots[x].step >= 0]
-            if p.slots_of[s] and not read:
-                continue  # nothing is ever replayed for slots that backward does not read
             makers = {p.profile.storages[s].birth, *p.touching.get(s, ()), *(p.seed[x] for x in read)}
-            for i in sorted(makers):
+            # Nothing is ever replayed for slots that backward does not read.
+            for i in sorted(makers) if read or not p.slots_of[s] else ():
                 self.row(0.0, 1.0, (self._op(i), 1.0), (d, -1.0))
+            # What fills those may run again with others, and what looks into two storages may tie the groups of both.
+            for i in sorted(makers.union(p.touched[s], (p.seed[x] for x in p.slots_of[s]))):
+                if len(meets := tables_of(p).meets[i]) > 1 and not self.dropped.keys().isdisjoint({*meets} - {s}):
+                    self._op(i)
 
     def _add_reads(self) -> None:
         """A look by which an operation reads a dropped storage is made again; these join the list meanwhile."""

@@ -93,6 +93,12 @@ class State:
         """Whether an operation runs again."""
         return i in self._group_of
 
+    def effective(self) -> tuple[int, ...]:
+        """The dropped storages without those that have no effect, sorted, as `Problem.repaired` gives them."""
+        readers, t = self.problem.readers, self.t
+        found = (s for s in self.dropped if t.seeds[s] or any(map(self.again, (*readers[s], *t.touching[s]))))
+        return tuple(sorted(found))
+
     def started(self, step: int) -> list[int]:
         """The groups that a step starts."""
         return self._started.get(step, [])
