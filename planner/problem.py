@@ -60,7 +60,8 @@ class Problem:
         cost: seconds of running an operation again, the replay's own overhead included.
         smallest, smallest_unnested: the decision with the smallest peak, once it has been looked for; the second has
             no inner boundaries.
-        tables, positions, decisions, floors, floored: what the solvers have prepared from the profile, for all budgets alike.
+        tables, positions, decisions, floors, floored: what the solvers have prepared from the profile,
+            for all budgets alike.
         proven: what they have proven for single budgets.
     """
 

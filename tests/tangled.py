@@ -105,7 +105,9 @@ def tangled(seed: int, size: int) -> Profile:
     for step in profile.steps:
         live = lot.randint(0, 20) * MB
         greedy = lot.choice([0, 60, 300]) * MB
-        steps.append(msgspec.structs.replace(step, live_bytes=live, peak_bytes=live + lot.randint(0, greedy // MB) * MB))
+        steps.append(
+            msgspec.structs.replace(step, live_bytes=live, peak_bytes=live + lot.randint(0, greedy // MB) * MB)
+        )
     unread = lot.choice([0.0, 0.0, 0.3])
     slots = [msgspec.structs.replace(s, step=-1) if lot.random() < unread else s for s in profile.slots]
     storages = [

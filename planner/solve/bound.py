@@ -129,7 +129,7 @@ def used_until(problem: Problem) -> list[int]:
     """For each operation, the first step with a slot that it may have to run again for; len(steps) if there is none.
 
     What runs again takes with it what returned the tensors that it reads, and all that writes into their storages or
-    into those that it returns: also writes that come after it, which an earlier reader of the storage cannot do without.
+    into those that it returns: also writes that come after it.
     """
     p, m = problem.profile, len(problem.profile.steps)
     first = [m] * len(p.ops)

@@ -93,7 +93,9 @@ def cheapest_of_all(problem: Problem) -> Proven:
     for floor, decision in _by_seconds(problem):
         if floor >= least:
             break
-        if (decision.peak_bytes <= budget and decision.seconds <= floor) or floors.peak_bytes(decision.dropped) > budget:
+        if decision.peak_bytes <= budget and decision.seconds <= floor:
+            continue
+        if floors.peak_bytes(decision.dropped) > budget:
             continue
         tried += _sets_of_inner(problem, decision)
         if tried > MOST:
