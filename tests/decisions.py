@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from ckpt_planner.problem import Judged, Problem
+from ckpt_planner.solve.bound import lower_bound_seconds
 
 
 def every_decision(problem: Problem) -> list[Judged]:
@@ -33,3 +34,10 @@ def cheapest_of_budgets(problem: Problem, shares: tuple[float, ...]) -> Iterator
     for share in shares:
         budget = int(least + share * (most - least))
         yield budget, min(j.seconds for j in decisions if j.peak_bytes <= budget)
+
+
+def assert_bound_is_below(problem: Problem, budget: int, cheapest: float) -> None:
+    for nodes in (0, 3):
+        bound = lower_bound_seconds(problem.with_budget(budget), nodes)
+        assert bound is not None
+        assert bound <= cheapest

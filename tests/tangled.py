@@ -7,6 +7,7 @@ another tensor looks into, and save what backward never reads. Steps are as gree
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import msgspec
 from profiles import MB, Builder, Tensor
@@ -52,8 +53,8 @@ class Tangle(Builder):
         *,
         makes: int = 0,
         hides: int = 0,
-        writes: list[Tensor] = [],  # noqa: B006
-        looks: list[Tensor] = [],  # noqa: B006
+        writes: Sequence[Tensor] = (),
+        looks: Sequence[Tensor] = (),
     ) -> None:
         """Appends a call; it returns what it makes, then its looks."""
         i, lot = len(self.ops), self.lot

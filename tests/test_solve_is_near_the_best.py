@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from decisions import cheapest_of_budgets, every_decision
+from decisions import assert_bound_is_below, cheapest_of_budgets, every_decision
 from profiles import layered, transformer
 
 from ckpt_planner.problem import Problem, make_problem
@@ -35,13 +35,6 @@ def test_bound_is_below_every_decision(seed: int) -> None:
     problem = make_problem(msgspec.structs.replace(problem.profile, replay_group_seconds=group_seconds), 0)
     for budget, cheapest in cheapest_of_budgets(problem, SHARES):
         assert_bound_is_below(problem, budget, cheapest)
-
-
-def assert_bound_is_below(problem: Problem, budget: int, cheapest: float) -> None:
-    for nodes in (0, 3):
-        bound = lower_bound_seconds(problem.with_budget(budget), nodes)
-        assert bound is not None
-        assert bound <= cheapest
 
 
 def odd(seed: int) -> Problem | None:

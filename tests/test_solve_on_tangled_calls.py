@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from decisions import cheapest_of_budgets, every_decision
+from decisions import assert_bound_is_below, cheapest_of_budgets, every_decision
 from profiles import MB, Builder
 from tangled import tangled
 
@@ -14,7 +14,7 @@ from ckpt_planner.problem import Problem, make_problem
 from ckpt_planner.profile import Profile
 from ckpt_planner.schedule import Schedule
 from ckpt_planner.solve import exact, minimum, solve
-from ckpt_planner.solve.bound import lower_bound_seconds, used_until
+from ckpt_planner.solve.bound import used_until
 
 SHARES = (0.0, 0.35, 0.7)
 
@@ -72,13 +72,6 @@ def assert_equal_to_every_decision(problem: Problem) -> None:
         assert found.peak_bytes <= budget
         assert found.recompute_seconds == pytest.approx(cheapest)
         assert found.lower_bound_seconds <= cheapest * (1 + 1e-12)
-
-
-def assert_bound_is_below(problem: Problem, budget: int, cheapest: float) -> None:
-    for nodes in (0, 3):
-        bound = lower_bound_seconds(problem.with_budget(budget), nodes)
-        assert bound is not None
-        assert bound <= cheapest
 
 
 @pytest.mark.parametrize("profile", [late_write(), *(tangled(seed, 12) for seed in range(40))])
